@@ -69,6 +69,17 @@ def test_an_unused_parameter_is_not_waited_for(worker, log):
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
 
 
+def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
+    norms, (buckets, _) = [], recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
+    worker = Worker(lambda _: Reading(Conditions(0.1)), undoable=True, factor_for=lambda norm: norms.append(norm) or 1)
+    worker.confirmed = True
+    worker.add(buckets)
+    worker.put(worker.bucket_of(KEYS[0]), KEYS[0], torch.full((10,), 7.0), hold=True)
+    put(worker, *KEYS[1:])
+    worker.collect()
+    assert norms == pytest.approx([30**0.5])
+
+
 def test_an_error_is_raised_to_the_waiting_thread_and_the_next_step_starts_clean(worker, log):
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
