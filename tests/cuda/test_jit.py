@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.skipif(not emulated(), reason="only emulated arrays ar
 
 @contextmanager
 def there() -> Iterator[None]:
-    """Tensors of the CPU pretend to be on the device."""
+    """Treat tensors of the CPU as device tensors during the block."""
     device = EmulatedDevice()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "device_of", lambda _: device)

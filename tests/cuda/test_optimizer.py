@@ -1,4 +1,4 @@
-"""The optimizer with parameters on the device: with the stand-in, tensors of the CPU pretend to be there."""
+"""The optimizer with parameters on the device: in the emulation, tensors of the CPU count as device tensors."""
 
 from __future__ import annotations
 

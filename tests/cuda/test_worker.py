@@ -57,7 +57,7 @@ MORE = [
 
 @contextmanager
 def there() -> Iterator[torch.device]:
-    """Provide the device of the parameters; without a GPU, CPU tensors pretend to be on it during the block."""
+    """Provide the device of the parameters; without a GPU, CPU tensors count as device tensors during the block."""
     if not emulated():
         yield torch.device("cuda", 0)
         return
@@ -81,7 +81,7 @@ def start(
 
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What the parameters' gradients become."""
+    """Run one step; return the results."""
     devices = {key: bucket.layout.torch_device for bucket in worker.buckets for key in bucket.layout.keys}
     given = [gradient.to(devices[str(i)], copy=True) for i, gradient in enumerate(gradients)]
     for i, gradient in enumerate(given):
@@ -122,7 +122,7 @@ def test_the_device_computes_what_the_host_does(transport: Any, configuration: s
 
 @pytest.mark.parametrize("configuration", ["oktopk:density=0.05", "randomk:density=0.05,memory=conef,saving=0.5"])
 def test_an_overflow_leaves_all_residuals_unchanged(transport: Any, configuration: str) -> None:
-    """It reaches every rank, so that a GradScaler skips the step everywhere; the finite bucket is undone."""
+    """Every rank receives it, so that a GradScaler skips the step everywhere; the finite bucket is undone."""
     dtypes = [*[torch.float16] * 4, torch.float64]
     generator = torch.Generator().manual_seed(transport.rank)
     with there() as device:

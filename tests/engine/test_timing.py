@@ -22,8 +22,8 @@ from horovod_sparse.rules import Conditions
 MS = 1_000_000
 
 
-class Beside(Device):
-    """The CPU, which takes the time of a device's stream: a bucket's work goes on beside that of the backward pass."""
+class SideStream(Device):
+    """The CPU with the timing of a device, whose side stream runs the work of buckets."""
 
     def __init__(self, device):
         self.device = device
@@ -51,7 +51,7 @@ def device(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(metrics.device, "time", clock)
     device = AsynchronousDevice(clock)
-    monkeypatch.setattr(layout, "device_of", lambda _: Beside(device))
+    monkeypatch.setattr(layout, "device_of", lambda _: SideStream(device))
     metrics.clear()
     metrics.enable(device=device)
     yield device

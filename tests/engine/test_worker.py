@@ -1,4 +1,4 @@
-"""The worker starts buckets in their order, whatever order gradients come in."""
+"""The worker starts buckets in order, for any order of the gradients."""
 
 from __future__ import annotations
 
@@ -68,6 +68,17 @@ def test_an_unused_parameter_is_not_waited_for(worker, log):
     put(worker, *KEYS[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
+
+
+def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
+    norms, (buckets, _) = [], recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
+    worker = Worker(lambda _: Reading(Conditions(0.1)), undoable=True, factor_for=lambda norm: norms.append(norm) or 1)
+    worker.confirmed = True
+    worker.add(buckets)
+    worker.put(worker.bucket_of(KEYS[0]), KEYS[0], torch.full((10,), 7.0), hold=True)
+    put(worker, *KEYS[1:])
+    worker.collect()
+    assert norms == pytest.approx([30**0.5])
 
 
 def test_an_error_is_raised_to_the_waiting_thread_and_the_next_step_starts_clean(worker, log):
@@ -174,16 +185,16 @@ def device(monkeypatch):
     return made
 
 
-def lend(worker, device, *keys):
-    """Submit gradients that nobody else references."""
+def put_unreferenced(worker, device, *keys):
+    """Submit gradients without other references."""
     device.gradients = [weakref.ref(gradient) for gradient in put(worker, *keys)]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(device, worker, fails):
-    """torch may reuse their memory once nobody references them."""
+    """torch may reuse the memory of gradients without references."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down") if fails else None
-    lend(worker, device, *KEYS)
+    put_unreferenced(worker, device, *KEYS)
     settled(worker)
     assert device.alive == []
     worker.finish()
@@ -198,7 +209,7 @@ def test_gradients_of_an_unfinished_step_are_kept_as_well(device, monkeypatch, l
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     worker = Worker(lambda _: Reading(Conditions(0.1)))
     worker.add(buckets)
-    lend(worker, device, *KEYS[:3])
+    put_unreferenced(worker, device, *KEYS[:3])
     settled(worker)
     del worker, buckets
     gc.collect()
