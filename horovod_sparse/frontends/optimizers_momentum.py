@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,6 +14,8 @@ from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_k
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.rules import Mode
+
+_LOG = logging.getLogger("horovod_sparse")
 
 _Selected: TypeAlias = Mapping[torch.Tensor, Delivered]
 
@@ -38,6 +41,7 @@ class OptimizersMomentum(StepHooks):
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
+        self._warned = False
         self._applied: _Selected = {}  # gradients that the step in progress applies
         # Buffers after the last step, with their versions, until the next backward pass.
         self._seen: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
@@ -89,7 +93,20 @@ class OptimizersMomentum(StepHooks):
                 if p in places and p not in filled and (buffer is None or p in same or not moved):
                     self._kept.pop(p, None)
                     places[p].drop_momentum()
+                elif p in places and p in filled and p in same and not places[p].handover.mode.plain:
+                    self._warn_of_change(optimizer)
         self._seen.clear()
+
+    def _warn_of_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """Report once that a script has changed buffers in place."""
+        if not (self._warned or job().rank):
+            _LOG.warning(
+                "rank 0: the script changes the momentum of %s between two steps. It holds only what was delivered "
+                "last: what the ranks have not delivered yet does not change with it. Clear the momentum instead, or "
+                "load a state of the optimizer, which the exchange follows",
+                type(optimizer).__name__,
+            )
+        self._warned = True
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""

@@ -65,6 +65,7 @@ two_steps_with_the_same_gradients_at_density_1               yes      yes      y
 two_steps_with_the_same_gradients                            refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
 momentum_cleared_by_the_script                               yes      yes      yes      -        -       # local: own momentum of each rank. arrays: know no optimizer
 momentum_moved_by_the_script                                 yes      yes      yes      -        -
+momentum_scaled_by_the_script_at_density_1                   yes      yes      yes      -        -       # below, rank 0 warns
 a_closure                                                    yes      yes      yes      yes      -       # arrays: the call stands in the closure
 two_optimizers_of_one_model                                  yes      yes      yes      yes      -       # arrays: know no optimizer
 an_optimizer_with_its_own_step                               yes      yes      yes      -        -       # local: its momentum stays on the rank
@@ -634,6 +635,26 @@ def test_momentum_moved_by_the_script(front_end):
 
     # Of a small layer, nothing is delivered in most steps: its buffer then holds zeros.
     front_end.check_bits(moving, model=lambda: Model(small=Layer(3)), make=functools.partial(sgd, decay=0))
+
+
+@situation()
+def test_momentum_scaled_by_the_script_at_density_1(front_end, caplog):
+    """Below, what is not delivered yet keeps its size: rank 0 warns once."""
+
+    def scaling(training):
+        for step in range(6):
+            training.take(step)
+            for state in training.optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].mul_(0.5)
+
+    def reports():
+        return [message for message in caplog.messages if "the script changes the momentum of SGD" in message]
+
+    front_end.check(scaling, below=False, dgc=False)
+    assert front_end.everywhere(not reports())
+    scaling(front_end.training(RECOMMENDED, 0.5))
+    assert front_end.everywhere(len(reports()) == (front_end.rank == 0 and front_end.ranks > 1))
 
 
 @situation()
