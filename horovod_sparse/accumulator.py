@@ -235,7 +235,7 @@ class Accumulator:
 
     def take_all(self) -> SparseVector:
         """Move everything except held positions out of the buffer, and return it as a vector without indices."""
-        if self._empty and not self.settled:
+        if self._empty and not self.settled and self._outside is None:
             self.settled = True  # the buffer stays zero, so it need not be read or written
             return SparseVector.full(packed(self.gradients, SCRATCH.empty(self.size, self.buffer)))
         buffer = self.settle()

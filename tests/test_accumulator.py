@@ -92,3 +92,14 @@ def test_a_part_holds_the_active_elements_between_its_ends(pending, begin, end, 
     part.put_back(vector)
     assert pending.settle().tolist() == SETTLED
     assert pending.magnitude(vector) == 16  # of all, not of the part
+
+
+def test_taking_everything_after_a_selection_outside_of_a_region_leaves_nothing():
+    """Also where the buffer was known to hold zeros before."""
+    gradient = np.arange(1, 13, dtype=np.float32)
+    accumulator = Accumulator(np.zeros(12, np.float32), [(0, gradient)], empty=True)
+    taken = accumulator.outside(4, 8).take_largest(3)
+    accumulator.put_back(taken)
+    everything = accumulator.take_all()
+    assert np.array_equal(everything.values, gradient)
+    assert not accumulator.buffer.any()
