@@ -33,7 +33,7 @@ SOURCES := $(filter-out tools/mpitest.py tools/release.py tools/demo%,$(wildcard
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp sharded optimizer scripts)
+FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp sharded optimizer scripts situations)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
@@ -81,6 +81,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
+	$(MPITEST) --torchrun --ranks 3 -- -m 'mpi and $(QUICK)' tests/frontends/test_situations.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks

@@ -1,10 +1,11 @@
-"""Messages and bytes per rank of everything besides the exchange of gradients, by the number of ranks.
+"""Messages, bytes and memory per rank of everything besides the exchange of gradients, by the number of ranks.
 
     python -m benchmarks.overheads --ranks 4 16 64 256
 
 The ranks are threads. Calls of the transport are counted, as messages that the MPI transport makes of each: a gathering
 that a rank waits for takes P - 1 messages up to 16 ranks and log2 P beyond, one that is begun always P - 1, sums and
-broadcasts of the MPI library binomial trees. The table shows the rank that sends the most. It needs no MPI.
+broadcasts of the MPI library binomial trees. The table shows the rank that sends the most. Memory is the peak of what
+Python and NumPy allocate, in the mean over the ranks; what MPI allocates is not in it. It needs no MPI.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import logging
 import pickle
 import tempfile
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -203,18 +205,43 @@ def _measure(transport: Counting) -> None:
     measure_link(transport)
 
 
-def count(ranks: int, part: Callable[[Counting], object]) -> tuple[int, int, float]:
-    """Return messages and bytes of the rank that sends the most of each, and the mean number of messages."""
+class Cost(NamedTuple):
+    """Cost of an operation per rank.
+
+    Attributes:
+        messages: Messages of the rank that sends the most.
+        nbytes: Bytes of the rank that sends the most.
+        mean: Mean number of messages.
+        memory: Peak of the memory allocated, in bytes, in the mean over the ranks.
+    """
+
+    messages: int
+    nbytes: int
+    mean: float
+    memory: float
+
+
+def count(ranks: int, part: Callable[[Counting], object]) -> Cost:
+    """Return what an operation costs on a number of ranks."""
 
     def program(transport: Any) -> tuple[int, int]:
         own = Counting(transport._threads, transport._group, transport.rank)
+        transport.barrier()
+        if transport.rank == 0:
+            tracemalloc.start()
+        transport.barrier()
         _COUNTS.messages = _COUNTS.nbytes = 0
         part(own)
         return _COUNTS.messages, _COUNTS.nbytes
 
     with _clock(CLOCK):
-        sent = run_ranks(ranks, program)
-    return max(messages for messages, _ in sent), max(nbytes for _, nbytes in sent), sum(m for m, _ in sent) / ranks
+        try:
+            sent = run_ranks(ranks, program)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    messages, nbytes = (np.array(column) for column in zip(*sent, strict=True))
+    return Cost(int(messages.max()), int(nbytes.max()), float(messages.mean()), peak / ranks)
 
 
 def parts(folder: Path) -> dict[str, Callable[[Counting], None]]:
@@ -239,14 +266,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64, 256], help="world sizes")
     sizes = parser.parse_args().ranks
     logging.getLogger("horovod_sparse").setLevel(logging.ERROR)  # reports of the stall, saved checkpoints
-    print("| messages; bytes | " + " | ".join(map(str, sizes)) + " |")
+    print("| messages; bytes; memory | " + " | ".join(map(str, sizes)) + " |")
     print("| --- |" + " ---: |" * len(sizes))
     for name in parts(Path()):
         row = []
         for size in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                messages, nbytes, mean = count(size, parts(Path(folder))[name])
-            row.append(f"{messages}; {nbytes}" + ("" if mean > messages / 2 else f" (mean {mean:.1f})"))
+                cost = count(size, parts(Path(folder))[name])
+            mean = "" if cost.mean > cost.messages / 2 else f" (mean {cost.mean:.1f})"
+            row.append(f"{cost.messages}{mean}; {cost.nbytes}; {cost.memory / 1e3:.1f} k")
         print(f"| {name} | " + " | ".join(row) + " |", flush=True)
 
 

@@ -55,8 +55,8 @@ class SparseVector:
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
 
     def times(self, factor: float) -> SparseVector:
-        """Return the vector multiplied by a factor."""
-        return replace(self, values=self.values * self.values.dtype.type(factor))
+        """Return the vector multiplied by a factor; not a copy if that is 1."""
+        return self if factor == 1 else replace(self, values=self.values * self.values.dtype.type(factor))
 
     def head(self, count: int) -> SparseVector:
         """Return a copy of the first entries."""

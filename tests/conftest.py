@@ -140,7 +140,7 @@ def put(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def hvd(comm: Any) -> Any:
-    """Horovod, initialized once for the whole run."""
+    """Horovod, initialized once per run."""
     import horovod.torch as hvd
 
     if not hvd.is_initialized():

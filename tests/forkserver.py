@@ -67,7 +67,7 @@ class ForkServer:
         self._process.stdout.close()
 
     def forget(self, limit: float = 60) -> list[int]:
-        """Wait until the ranks of a finished job are gone, and forget them; return the process IDs that are left."""
+        """Wait until the ranks of a finished job have ended, and forget them; return the process IDs that are left."""
         end = time.monotonic() + limit
         while (
             left := [pid for pid in self.ranks.values() if Path(f"/proc/{pid}").exists()]

@@ -1,4 +1,4 @@
-"""Shell scripts that stand in for programs of the machine."""
+"""Shell scripts that replace programs of the machine."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MAY_IMPORT = {
 
 
 def imports(node, checking=False, local=False):
-    """Each module that is imported: its name, whether by a type checker alone, and whether inside a function."""
+    """Yield name, whether only type checkers import it, and whether inside a function, of each imported module."""
     for child in ast.iter_child_nodes(node):
         for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and child in node.body
         inside = local or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))

@@ -53,9 +53,8 @@ class Simulated(ExchangingGradients):
         worker = self.exchange.worker
         with worker.completing():
             for p, name in self.exchange.names.items():
-                bucket = worker.bucket_of(name)
-                if bucket is not None and p.grad is not None:
-                    worker.put(bucket, name, p.grad)
+                if name in worker and p.grad is not None:
+                    worker.put(name, p.grad)
             worker.collect()
 
     @property

@@ -67,11 +67,8 @@ class ModelExchange:
             self._hooks = [cast(Any, one).register_post_accumulate_grad_hook(self._put) for one in self._keys]
 
     def _put(self, parameter: Tensor) -> None:
-        key = self._keys[parameter]
-        bucket = self._worker.bucket_of(key)
-        assert bucket is not None
         assert parameter.grad is not None
-        self._worker.put(bucket, key, parameter.grad)
+        self._worker.put(self._keys[parameter], parameter.grad)
 
     def complete(self) -> None:
         """Exchange what has not been exchanged during the backward pass; gradients are averages then."""
@@ -87,7 +84,7 @@ class ModelExchange:
     @property
     def bytes_sent(self) -> float:
         """Payload that this rank has sent so far."""
-        return self._worker.traffic.bytes_sent
+        return sum(bucket.pipeline.traffic.bytes_sent for bucket in self._worker.buckets)
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""

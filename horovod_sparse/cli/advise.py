@@ -154,7 +154,7 @@ def lines(rows: Sequence[Row], chosen: Row | None, plan: Plan) -> list[str]:
 
 
 def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]) -> list[str]:
-    """Return lines on whose dense exchange is whose, where Horovod's may be that of NCCL."""
+    """Return a line on the library whose dense allreduce is priced: MPI, or that of --dense-bandwidth."""
     through = "MPI through host memory" if device == "gpu" else "MPI"
     if plan.dense_bandwidth is None:
         remark = (
@@ -171,7 +171,7 @@ def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]
 
 
 def about_accuracy(plan: Plan, chosen: Row | None) -> list[str]:
-    """Return a line on what is known of the accuracy of what the preset takes, unless it sends everything."""
+    """Return a line on the accuracy measured at the density that the preset chooses; none if it sends everything."""
     if chosen is None or chosen.density == 1:
         return []
     found = accuracy.known(chosen.density, plan.ranks)
@@ -186,14 +186,14 @@ def about_accuracy(plan: Plan, chosen: Row | None) -> list[str]:
 
 
 def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:
-    """Ask for the computing time, or propose local steps if no density leaves less than half of a step exposed."""
+    """Return a line that asks for the computing time, or proposes local steps if ranks wait for most of a step."""
     if not plan.computing:
         density = ", and which density `recommended` chooses" if chooses else ""
         return [f"Give --compute TIME to see what a step takes{density}."]
     least = min(rows, key=lambda row: row.step)
     if least.exposed <= least.step / 2:
         return []
-    # Nothing hides an exchange between local steps; it shall take no longer than they do.
+    # No backward pass hides the exchange after local steps: propose a number of them that takes as long as it does.
     steps = 2 ** math.ceil(math.log2(least.cost.total / plan.computing))
     local = (
         f"compression=hvs.Compression.auto(density={least.density:g}, wire={predictions.preset().collective.wire!r})"
@@ -204,7 +204,7 @@ def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:
 
 
 def break_even(plan: Plan, density: float) -> float:
-    """Return the bandwidth below which a sparse exchange is faster than Horovod's over the same link; see the model."""
+    """Return the bandwidth below which a sparse exchange is faster than Horovod's; see ``break_even_bandwidth``."""
     width = predictions.WIDTHS[predictions.preset().collective.wire]
     return break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width) if density < 1 else 0.0
 

@@ -78,7 +78,10 @@ class Base:
         self, vector: SparseVector, k: int, allreduce: Callable[[SparseVector, Wire, int], Exchange]
     ) -> Exchange:
         """Round a vector with indices for the wire, sum the ranks' vectors, and return the rounding errors as well."""
-        self._choose_coding(vector, k)
+        if k != self._wired_for:
+            self._choose_coding(vector, k)
+        if not self._wire.format.rounds:
+            return allreduce(vector, self._wire, k)
         rounded, error, wire = self._round(vector)
         exchange = allreduce(rounded, wire, k)
         return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))

@@ -21,7 +21,7 @@ class Link:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+        self._transport = transport.mailboxes()  # an exchange that ends closes its connection
         self._others = set(range(transport.size)) - {transport.rank}
         self._answers: dict[int, tuple[float, Snapshot]] = {}
         self._unanswered: set[int] = set()

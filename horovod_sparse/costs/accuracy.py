@@ -48,10 +48,11 @@ TRAININGS = (
     Training("SGD", 16, 1000, 1, "topka", 0.01, 23.00, 22.97),
     Training("SGD", 16, 1000, 1, "topka", 0.005, 23.34, 22.97),
     Training("SGD", 16, 1000, 1, "topka", 0.002, 24.73, 22.97),
-    Training("SGD", 16, 1000, 1, "oktopk", 0.01, 23.07, 22.97),
+    Training("SGD", 16, 1000, 1, "oktopk", 0.01, 23.03, 22.97),
     Training("SGD", 64, 300, 1, "topka", 0.01, 36.72, 36.43),
-    Training("SGD", 64, 300, 1, "oktopk", 0.01, 36.99, 36.43),
-    Training("AdamW", 16, 1000, 1, "oktopk", 0.01, 25.45, 24.82),
+    Training("SGD", 64, 300, 1, "oktopk", 0.01, 36.97, 36.43),
+    Training("AdamW", 16, 1000, 1, "oktopk", 0.01, 25.51, 24.82),
+    Training("AdamW", 64, 300, 1, "oktopk", 0.01, 56.62, 40.96),
 )
 
 

@@ -76,7 +76,7 @@ def measure_compute(transport: Transport, like: Array, sharing: int = 1) -> Comp
     Args:
         transport: Transport between the ranks.
         like: Array of the dtype, float32 or float64, and on the device.
-        sharing: Number of ranks per core; the more, the longer it takes until each has had its turns.
+        sharing: Number of ranks per core; a measurement lasts this many times as long, so that each gets its share.
     """
     return transport.measured(
         f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like, sharing)

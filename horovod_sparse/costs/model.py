@@ -100,22 +100,22 @@ def break_even_bandwidth(
 ) -> float:
     """Return the bandwidth in bytes/s below which the best of the algorithms beats Horovod's dense allreduce.
 
-    Every cost is linear in the seconds per byte, so each algorithm, with coded or plain indices, breaks even with dense
-    at one bandwidth at most. See ``predict`` for the arguments; only the latency of the link is used.
+    Every cost is a line over the seconds per byte. The lines of an algorithm, with coded or plain indices, and of dense
+    cross at one bandwidth at most. See ``predict`` for the arguments; only the latency of the link is used.
 
     Returns:
         The bandwidth; infinity if an algorithm wins at any bandwidth, 0 if none sends less than dense.
     """
 
     def line(algorithm: str, indices: str, width: float | None = wire) -> tuple[float, float]:
-        """Return the seconds at infinite bandwidth, and the slope over the seconds per byte."""
-        start, unit = (
+        """Return the seconds at infinite bandwidth, and the bytes that take time."""
+        free, unit = (
             predict(algorithm, size, k, ranks, replace(link, beta=beta), compute, itemsize, node, width, indices, keep)
             for beta in (0.0, 1.0)
         )
-        return start.total, unit.bandwidth - start.bandwidth
+        return free.total, unit.bandwidth - free.bandwidth
 
-    dense, slope = line("horovod", "plain", width=None)
+    dense, dense_bytes = line("horovod", "plain", width=None)
     lines = itertools.starmap(line, itertools.product(algorithms, ("plain", "coded")))
-    gains = [(start - dense, slope - per_byte) for start, per_byte in lines]
-    return max((gain / loss if loss > 0 else math.inf for loss, gain in gains if gain > 0), default=0.0)
+    compared = [(seconds - dense, dense_bytes - nbytes) for seconds, nbytes in lines]
+    return max((saved / more if more > 0 else math.inf for more, saved in compared if saved > 0), default=0.0)

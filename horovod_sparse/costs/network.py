@@ -79,7 +79,7 @@ class Network:
         self.levels = (ranks - 1).bit_length()  # ceil(log2 P)
 
     def counts(self, nbytes: float = 8) -> list[Messages]:
-        """Return the steps of gathering one number per rank, or of summing some: if gathering takes more, MPI sums."""
+        """Return the steps of summing ``nbytes`` of each rank: by gathering them if they are few, else by MPI."""
         gathers = nbytes * self.ranks <= GATHERED_SUM_TOTAL
         return [Messages(nbytes * (self.ranks if gathers else 2) * self.others, self.levels, self.link)]
 

@@ -16,8 +16,8 @@ _LEAST_BYTES, _MOST_BYTES, _DENSE_BUCKETS = 1 << 20, 25 << 20, 8
 def bucket_limit(nbytes: float, dense: bool) -> float:
     """Return the largest size of a bucket in bytes, by default.
 
-    If everything is sent, the first bucket shall be complete early in the backward pass, and the last one, whose
-    exchange nothing hides, shall be small. If a fraction is sent, the rounds of messages cost more than the bytes.
+    If everything is sent, buckets are small: the first one is then complete early in the backward pass, and the last
+    one, whose exchange nothing hides, is short. If a fraction is sent, they are large: each takes rounds of messages.
 
     Args:
         nbytes: Bytes of all gradients.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ from horovod_sparse.engine.device import Mark, real_dtype, real_view
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.state import to_arrays, to_tensors
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
@@ -130,11 +130,6 @@ class Bucket:
                 scatters=settings.scatters,
             )
 
-    @property
-    def missing(self) -> list[str]:
-        """Keys of the gradients that are still missing in this step."""
-        return [key for key in self.layout.keys if key in self.collected.waiting]
-
     def begin(self, complete: int) -> int:
         """Start collecting for the next step, and return the nanoseconds of the exchange that were exposed.
 
@@ -236,20 +231,9 @@ class Bucket:
         return collected.held | {segment.key for segment, one in zip(segments, used, strict=True) if not one}
 
     def replace_momentum(self) -> None:
-        """Note that the momentum of the optimizer has been replaced, as ``SparsePipeline.replace_momentum``."""
-        if isinstance(self.pipeline, SparsePipeline):
-            with self.device.work():
-                self.pipeline.replace_momentum()
-
-    @property
-    def changed(self) -> bool:
-        """True if the last exchange has changed what the pipeline remembers."""
-        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.changed
-
-    @property
-    def trained(self) -> bool:
-        """True if the pipeline remembers a step."""
-        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.steps > 0
+        """Note that the momentum of the optimizer has been replaced, as ``Pipeline.replace_momentum``."""
+        with self.device.work():
+            self.pipeline.replace_momentum()
 
     def undo(self) -> None:
         """Return to the state before the last step."""
@@ -258,14 +242,25 @@ class Bucket:
 
     def reset(self) -> None:
         """Return to the state of a new bucket; a collective call."""
-        if isinstance(self.pipeline, SparsePipeline):
-            with self.device.work():
-                self.pipeline.reset()
-
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""
         with self.device.work():
-            return {"parameters": self.layout.keys, **to_tensors(self.pipeline.state_dict(), copy)}
+            self.pipeline.reset()
+
+    def state_dict(
+        self, copy: Callable[[Any], Any] = copy_to_host, buffers: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Return everything that the next step depends on, copied to the host by ``copy``, with the keys.
+
+        Args:
+            copy: Copies an array to the host.
+            buffers: An optimizer's buffers that belong to the state, by the keys of the gradients of all buckets.
+        """
+        own = {key: buffers[key].detach() for key in self.layout.keys if key in buffers}
+        with self.device.work():
+            # In the precision in which gradients are exchanged.
+            fitting = {key: one.to(real_dtype(one.dtype)).contiguous() for key, one in own.items()}
+            arrays = {"buffers": {key: self.device.array_of(one) for key, one in fitting.items()}} if own else {}
+            state = to_tensors({**self.pipeline.state_dict(), **arrays}, copy)
+        return {"parameters": self.layout.keys, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned."""

@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 import torch
 
+from horovod_sparse.engine.device import Device
 from horovod_sparse.kernels.types import Array
 
 _NUMPY = {
@@ -21,7 +22,7 @@ _NUMPY = {
 }
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """Device that runs kernels on a private stream, so that selection and exchange overlap the backward pass.
 
     Inside ``work``, CuPy allocates from torch's allocator: two memory pools would hold twice as much.

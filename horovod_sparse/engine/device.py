@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import torch
@@ -18,77 +18,50 @@ Mark: TypeAlias = Any
 _HEAD = 64  # elements of a tensor that are inspected before all of them are
 
 
-class Device(Protocol):
-    """A device on which kernels run, with its order of work.
+class Device:
+    """A device on which kernels run, with its order of work: the CPU, where work is complete when a function returns.
 
     Attributes:
         horovod_reaches: Whether Horovod exchanges tensors on this device even if it was built without CUDA.
     """
 
-    horovod_reaches: bool
+    horovod_reaches = True
 
     def empty(self, dtype: torch.dtype) -> Array:
         """Return an empty array in float32 or float64, which determines device and dtype of arrays created like it."""
+        return self.array_of(torch.empty(0, dtype=dtype, device="cpu"))
 
     def array_of(self, tensor: torch.Tensor) -> Array:
         """Return a flat array that shares the memory of a contiguous tensor, and keeps the tensor alive.
 
         Args:
-            tensor: A tensor in float32, float64, float16 or bfloat16.
+            tensor: A tensor in float32, float64, float16 or bfloat16, which ml_dtypes has for NumPy.
         """
-
-    def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Return for each contiguous tensor whether an element is not zero; waits for the device at most once."""
-
-    def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
-        """Return a context in which kernels and copies run concurrently with the caller's work, after the marks."""
-
-    def stream(self) -> Hashable:
-        """Return the stream to which this thread submits work, inside or outside of ``work``."""
-
-    def mark(self, stream: Any) -> Mark:
-        """Return a mark after all work that has been submitted to a stream, by any thread."""
-
-    def follow(self) -> None:
-        """Order the work that this thread submits from now on after all that was submitted inside of ``work``."""
-
-
-class Host:
-    """The CPU, where work is complete when a function returns."""
-
-    horovod_reaches = True
-
-    def empty(self, dtype: torch.dtype) -> Array:
-        """Return an empty array."""
-        return self.array_of(torch.empty(0, dtype=dtype, device="cpu"))
-
-    def array_of(self, tensor: torch.Tensor) -> Array:
-        """Return a flat NumPy view; bfloat16 as the dtype of ml_dtypes."""
         if tensor.dtype == torch.bfloat16:  # not a dtype of NumPy
             return tensor.view(torch.uint16).numpy().reshape(-1).view(ml_dtypes.bfloat16)
         array: Array = tensor.numpy().reshape(-1)  # torch's own views take ten times as long
         return array
 
     def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Return for each tensor whether an element is not zero; reads all elements only if the first ones are zero."""
+        """Return for each contiguous tensor whether an element is not zero; waits for a GPU at most once."""
         heads = torch.stack([tensor.view(-1)[:_HEAD].any() for tensor in tensors]).tolist()
         return [head or bool(tensor.any()) for head, tensor in zip(heads, tensors, strict=True)]
 
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return a context in which kernels and copies run concurrently with the caller's work, after the marks."""
         del after
         return nullcontext()
 
     def stream(self) -> Hashable:
-        """Return None: there is one order of work."""
+        """Return the stream to which this thread submits work, inside or outside of ``work``; None: there is one."""
         return None
 
     def mark(self, stream: Any) -> Mark:
-        """Return None: all work is complete."""
+        """Return a mark after all work that has been submitted to a stream, by any thread."""
         del stream
 
     def follow(self) -> None:
-        """Do nothing: all work is complete."""
+        """Order the work that this thread submits from now on after all that was submitted inside of ``work``."""
 
 
 @functools.cache
@@ -100,7 +73,7 @@ def device_of(device: torch.device) -> Device:
         ValueError: There are no kernels for this kind of device.
     """
     if device.type == "cpu":
-        return Host()
+        return Device()
     if device.type == "cuda":
         try:
             cuda = importlib.import_module("horovod_sparse.engine.cuda")

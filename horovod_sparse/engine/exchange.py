@@ -13,10 +13,13 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
+from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.engine.layout import Layout, Member, bucket_bytes_for, plan
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.metrics.counts import statistics
 from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -54,7 +57,10 @@ class Exchange:
         compression: The configuration.
         transport: The ranks that take part.
         ranks: World size P.
+        factor: Factor on the totals.
         worker: Takes the gradients.
+        groups: Index of the param group of each gradient, by its key.
+        delivered: What was delivered of each gradient that is selected from, by its key.
         scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.
         epoch: The epoch that the script has set; None: none so far.
@@ -82,17 +88,21 @@ class Exchange:
         self.epoch: int | None = None
         self.idle = False
         self._admit = admit
+        self.factor = factor
+        self.groups: dict[str, int] = {}
+        self.delivered: dict[str, Delivered] = {}
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
-        momentum = sparse.momentum
+        momentum, ranks = sparse.momentum, transport.size
 
         def factor_for(norm: float) -> float:
-            factor: float = momentum.clip(total_norm(norm), self.ranks)
+            factor: float = momentum.clip(total_norm(norm), ranks)
             return factor
 
         clips = momentum is not None and momentum.max_norm is not None
-        self.worker = Worker(self._read, self.undoable, factor_for if clips else None)
+        me = weakref.proxy(self)  # without a cycle, threads and connections end with the last user of the exchange
+        self.worker = Worker(lambda group: me._read(group), self.undoable, factor_for if clips else None)
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):
@@ -115,7 +125,7 @@ class Exchange:
         """
         if self.ranks == 1:
             return
-        taken = [member.key for member in members if self.worker.bucket_of(member.key) is not None]
+        taken = [member.key for member in members if member.key in self.worker]
         if taken:
             raise ValueError(
                 f"rank {self.transport.rank}: two parameters have the name {taken[0]!r}: give each its own name"
@@ -124,7 +134,13 @@ class Exchange:
         limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.mode)
         layouts = plan(members[::-1], limit, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
-            self.worker.add([self._bucket(layout) for layout in layouts])
+            buckets = [self._bucket(layout) for layout in layouts]
+        self.worker.add(buckets)
+        self.groups |= {member.key: member.group for member in members}
+        for bucket in buckets:
+            if isinstance(bucket.pipeline, SparsePipeline):
+                parts = [Delivered(bucket, bucket.pipeline, segment) for segment in bucket.layout.segments]
+                self.delivered |= {part.key: part for part in parts}
 
     def _bucket(self, layout: Layout) -> Bucket:
         """Create a bucket; a collective call."""
@@ -156,7 +172,18 @@ class Exchange:
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received so far, including parameters that are sent dense."""
-        return self.worker.traffic
+        total = Traffic()
+        for bucket in self.worker.buckets:
+            total.add(bucket.pipeline.traffic)
+        return total
+
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Return statistics of each bucket and of all together since the last call; to be called between steps.
+
+        Args:
+            norms: Take norms in the next step, for the call after it.
+        """
+        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.worker.buckets})
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return the state of this rank (residuals, thresholds, ...); to be called between steps.
@@ -165,23 +192,41 @@ class Exchange:
             copy: Copies an array to the host.
         """
         self.worker.settle()
-        return self.worker.state_dict(copy)
+        buffers = self.buffers()
+        return {"buckets": [bucket.state_dict(copy, buffers) for bucket in self.worker.buckets]}
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return an optimizer's buffers that belong to the state, by the keys of the gradients."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
 
         Raises:
-            ValueError: The state belongs to another model, bucket size or configuration.
+            ValueError: The state belongs to another model, bucket size or configuration, or is damaged. All buckets
+                keep their state.
         """
         require_state(state)
         self.worker.settle()
         self._grow(state)
-        self.worker.load_state_dict(state)
+        self._require_layout(state)
+        before: list[tuple[Bucket, dict[str, Any]]] = []
+        try:
+            for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
+                before.append((bucket, bucket.state_dict()))
+                bucket.load_state_dict(saved)
+        except ValueError:
+            for bucket, own in before[:-1]:  # the last one refused its state and is unchanged
+                bucket.load_state_dict(own)
+            raise
 
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
-            self.worker.reset()
+            self.worker.settle()
+            self.worker.confirm()
+            for bucket in self.worker.buckets:
+                bucket.reset()
 
     def _grow(self, state: Mapping[str, Any]) -> None:
         """Create buckets for parameters that had been trained when a state was saved, but not yet here."""
@@ -204,4 +249,25 @@ class Exchange:
         """
         self.worker.settle()
         self._grow(leader)
-        return self.worker.merge(states, leader)
+        buckets = self.worker.buckets
+        if buckets and not leader["buckets"]:
+            return self.state_dict(), ["residuals start empty: it was saved by one rank, which exchanges nothing"]
+        if leader["buckets"] and not buckets:
+            return self.state_dict(), ["residuals are dropped: one rank alone exchanges nothing"]
+        self._require_layout(leader)
+        merged, notes = [], []
+        for number, bucket in enumerate(buckets):
+            state, more = bucket.merge([one["buckets"][number] for one in states], leader["buckets"][number])
+            merged.append(state)
+            notes += more
+        return {"buckets": merged}, list(dict.fromkeys(notes))
+
+    def _require_layout(self, state: Mapping[str, Any]) -> None:
+        mine = [bucket.layout.keys for bucket in self.worker.buckets]
+        theirs = [bucket["parameters"] for bucket in state["buckets"]]
+        if mine != theirs:
+            raise ValueError(
+                f"rank {process.job.rank}: the state holds buckets of {theirs}, but here they are {mine}: load it "
+                "with the model, bucket_bytes, dense_below and groups it was saved with, and with the same parameters "
+                "frozen at first"
+            )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,9 +22,7 @@ from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.engine.reading import Reading
-from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.metrics.counts import statistics
-from horovod_sparse.transport.traffic import Traffic
+from horovod_sparse.engine.step import ModelStep, State
 from horovod_sparse.transport.waiting import keep_alive
 
 
@@ -49,9 +48,8 @@ class Worker:
 
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
+        step: The last step that has begun.
         confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
-        failed: The error that ended the step in progress; None: none so far.
-        unapplied: Buckets that have been exchanged, and whose result no optimizer has applied.
     """
 
     def __init__(
@@ -60,8 +58,8 @@ class Worker:
         undoable: bool = False,
         factor_for: Callable[[float], float] | None = None,
     ) -> None:
+        self.step = ModelStep(-1, State.APPLIED)
         self.buckets: list[Bucket] = []
-        self.failed: BaseException | None = None
         self.confirmed = False
         self._read = read
         self._undoable = undoable
@@ -70,12 +68,6 @@ class Worker:
         self._bucket_of: dict[str, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
-        self.unapplied: list[Bucket] = []  # whose result no optimizer has applied
-        self._begun: list[Bucket] = []  # whose exchange has begun in this step
-        self._first = 0  # number of the first of those that were started last
-        self._next = 0  # number of the bucket that starts next
-        self._step = 0
-        self._complete = 0  # ns; time of the last gradient of the step in progress
         self._exposed = 0.0  # seconds of the last step's exchange after its last gradient was available; 0 on a GPU
         self._running: Bucket | None = None
         self._joined = False
@@ -83,77 +75,99 @@ class Worker:
     def add(self, buckets: Sequence[Bucket]) -> None:
         """Append buckets; they take part in the step in progress."""
         self.buckets += buckets
+        if self.step.state is State.EXCHANGING:
+            self.step.enter(State.COLLECTING)
         self._devices |= {bucket.device for bucket in buckets}
         self._bucket_of |= {key: bucket for bucket in buckets for key in bucket.layout.keys}
 
-    def bucket_of(self, key: str | None) -> Bucket | None:
-        """Return the bucket that holds the gradient of this key; None if there is none."""
-        return None if key is None else self._bucket_of.get(key)
+    @property
+    def keys(self) -> list[str]:
+        """Keys of all gradients, in the order of exchange."""
+        return list(self._bucket_of)
 
-    def put(self, bucket: Bucket, key: str, gradient: torch.Tensor, hold: bool = False) -> None:
+    @property
+    def missing(self) -> list[str]:
+        """Keys of the gradients that are still missing in this step."""
+        return [key for key, bucket in self._bucket_of.items() if key in bucket.collected.waiting]
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a bucket holds the gradient of this key."""
+        return key in self._bucket_of
+
+    def put(self, key: str, gradient: torch.Tensor, hold: bool = False) -> Future[None]:
         """Take a gradient, and start the buckets that are complete and next in order.
 
         Args:
-            bucket: The bucket that holds the key.
             key: Key of the gradient.
             gradient: The gradient, dense; overwritten with the result.
             hold: Keep the gradient's residual out of this step: it neither grows nor is sent.
+
+        Returns:
+            What is resolved at the end of the exchange, on success and on failure.
         """
-        self._require_complete()
+        bucket = self._bucket_of[key]
         with self._lock:
-            self._drop()
+            self._begin()
             bucket.put(key, gradient, hold)
+            done = bucket.collected.done
+            self._start()
+        return done
+
+    def leave_out(self, key: str) -> None:
+        """Exchange the others without a gradient that is exchanged elsewhere in this step."""
+        with self._lock:
+            self._begin()
+            self._bucket_of[key].collected.waiting.discard(key)
             self._start()
 
-    def leave_out(self, bucket: Bucket, key: str) -> None:
-        """Exchange the bucket without a gradient that is exchanged elsewhere in this step."""
+    def _begin(self) -> None:
+        """Begin a step, unless one is in progress."""
         self._require_complete()
-        with self._lock:
+        if not self.step.active:
             self._drop()
-            bucket.collected.waiting.discard(key)
-            self._start()
+            self.step = ModelStep(self.step.number + 1)
 
     def _start(self) -> None:
-        buckets = self.buckets[self._next :]
+        """Start the buckets that are complete and next in order."""
+        step, buckets = self.step, self.buckets[self.step.started :]
         if self._factor_for is not None and buckets:
             if any(bucket.collected.waiting for bucket in buckets):
                 return
-            for bucket in buckets:
-                bucket.mark_ready()
-            steps = [(bucket, bucket.collected) for bucket in buckets]
-            reading = self._read(buckets[0].layout.group)
-            self._thread.submit(partial(self._clip, steps, reading, self._factor_for))
-        while self._next < len(self.buckets):
-            together = self._together(self._next)
+            self._thread.submit(partial(self._clip, self._jobs(buckets), self._factor_for))
+        while step.started < len(self.buckets):
+            together = self._together(step.started)
             if any(bucket.collected.waiting for bucket in together):
                 break
-            for bucket in together:
-                bucket.mark_ready()
-            readings = [self._read(bucket.layout.group)._replace(exposed=self._exposed) for bucket in together]
-            jobs = [_Job(one, one.collected, reading) for one, reading in zip(together, readings, strict=True)]
-            self._thread.submit(partial(self._run, jobs))
-            self._next += len(together)
-        if buckets and self._next == len(self.buckets):
-            self._complete = time.perf_counter_ns()
+            self._thread.submit(partial(self._run, self._jobs(together)))
+            step.started += len(together)
+        if buckets and step.started == len(self.buckets):
+            step.complete = time.perf_counter_ns()
+            step.enter(State.EXCHANGING)
+
+    def _jobs(self, buckets: Sequence[Bucket]) -> list[_Job]:
+        for bucket in buckets:
+            bucket.mark_ready()
+        readings = [self._read(bucket.layout.group)._replace(exposed=self._exposed) for bucket in buckets]
+        return [_Job(one, one.collected, reading) for one, reading in zip(buckets, readings, strict=True)]
 
     def _together(self, first: int) -> list[Bucket]:
-        """Return the buckets that share messages: those of small parameters, and the next one."""
+        """Return the next buckets whose messages are in flight together: those of small parameters, and a large one."""
         large = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.small)
         return self.buckets[first : next(large, first) + 1]
 
     def _run(self, jobs: Sequence[_Job]) -> None:
         # If only this rank failed, the others are still in that bucket: going on would wait forever.
-        if self.failed is None:
-            self._first = jobs[0].bucket.layout.number
+        if self.step.error is None:
+            self.step.running = jobs[0].bucket.layout.number
             try:
                 self._exchange(jobs)
             except BaseException as error:
-                self.failed = error
+                self.step.error = error
         for job in jobs:
             job.collected.done.set_result(None)
 
     def _exchange(self, jobs: Sequence[_Job]) -> None:
-        """Exchange buckets with shared messages: start all, run the last, finish the rest."""
+        """Exchange buckets whose messages are in flight together: start all but the last, run it, finish the others."""
         ends: list[Callable[[], None]] = []
         last = jobs[-1].collected
         last.began = time.perf_counter_ns()  # start time of all these buckets
@@ -161,7 +175,7 @@ class Worker:
             with process.communicating():
                 for job in jobs:
                     self._running = job.bucket
-                    self._begun.append(job.bucket)
+                    self.step.unapplied.append(job.bucket)
                     if job is jobs[-1]:
                         job.bucket.exchange(job.collected, job.reading.wait)
                     else:
@@ -181,31 +195,16 @@ class Worker:
             last.ended = time.perf_counter_ns()
             self._running = None
 
-    def _clip(
-        self,
-        steps: Sequence[tuple[Bucket, StepGradients]],
-        reading: Reading,
-        factor_for: Callable[[float], float],
-    ) -> None:
+    def _clip(self, jobs: Sequence[_Job], factor_for: Callable[[float], float]) -> None:
         try:
             with ExitStack() as streams:
                 gradients: list[torch.Tensor] = []
-                for bucket, collected in steps:
+                for bucket, collected, _ in jobs:
                     streams.enter_context(bucket.work(collected))
                     gradients += [one for key, one in collected.gradients.items() if key not in collected.held]
-                clip(gradients, factor_for, reading.wait().loss_scale)
+                clip(gradients, factor_for, jobs[0].reading.wait().loss_scale)
         except BaseException as error:
-            self.failed = error
-
-    @property
-    def complete(self) -> bool:
-        """True from the exchange of the last gradient until the step is finished."""
-        return bool(self.buckets) and self._next == len(self.buckets)
-
-    @property
-    def collecting(self) -> bool:
-        """True while a step has gradients and is not finished."""
-        return any(bucket.collected.gradients for bucket in self.buckets)
+            self.step.error = error
 
     def collect(self) -> None:
         """Wait until all gradients have been exchanged; all buckets must be complete.
@@ -213,10 +212,10 @@ class Worker:
         Raises:
             BaseException: The error that ended the step.
         """
-        assert self._next == len(self.buckets), "a result was waited for before its bucket was complete"
+        assert self.step.state is not State.COLLECTING, "a result was waited for before its bucket was complete"
         self._wait()
-        if self.failed is not None:
-            raise self.failed
+        if self.step.error is not None:
+            raise self.step.error
         self._follow()
 
     def _follow(self) -> None:
@@ -226,14 +225,18 @@ class Worker:
 
     def __del__(self) -> None:
         """Free gradients of a step that was left unfinished only after the work on them, like ``finish``."""
-        if self.collecting:
+        if self.step.active:
             self._follow()
 
     def _wait(self) -> None:
-        for bucket in self.buckets[: self._next]:
-            if not bucket.collected.done.done():
-                with metrics.span("wait", bucket=bucket.layout.number):
-                    bucket.collected.done.result()
+        for bucket in self._running_buckets():
+            with metrics.span("wait", bucket=bucket.layout.number):
+                bucket.collected.done.result()
+
+    def _running_buckets(self) -> list[Bucket]:
+        """Return the buckets that were started, and whose exchange has not ended."""
+        started = self.buckets[: self.step.started] if self.step.active else ()
+        return [bucket for bucket in started if not bucket.collected.done.done()]
 
     @contextmanager
     def completing(self) -> Iterator[None]:
@@ -246,7 +249,7 @@ class Worker:
         try:
             yield
         except BaseException as error:
-            running = [bucket for bucket in self.buckets[: self._next] if not bucket.collected.done.done()]
+            running = self._running_buckets()
             if running:
                 self._thread.abandoned = (
                     f"{type(error).__name__} interrupted step() while bucket {running[0].layout.number} was in exchange"
@@ -274,14 +277,18 @@ class Worker:
         Args:
             failed: Whether the front end raises an error. If the step cannot be undone, it then counts as applied.
         """
+        step = self.step
+        if not step.active:
+            return
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
-        failed |= self.failed is not None
-        if self.confirmed and not (failed and not self._undoable):
-            self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
-        self.failed, self._begun, self._next, self._first = None, [], 0, 0
-        self._step += 1
-        exposed = sum([bucket.begin(self._complete) for bucket in self.buckets])
+        failed, step.error = failed or step.error is not None, None  # its traceback holds gradients
+        if not self.confirmed or (failed and not self._undoable):
+            step.unapplied = []
+        step.unapplied = [bucket for bucket in step.unapplied if self._undoable or bucket.pipeline.changed]
+        step.unconfirmed = self.confirmed
+        step.enter(State.REDUCED if step.unapplied else State.APPLIED)
+        exposed = sum([bucket.begin(step.complete) for bucket in self.buckets])
         # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
         self._exposed = exposed / 1e9 if on_host else 0.0
@@ -291,7 +298,7 @@ class Worker:
 
         It limits the gradients that are in memory at a time where buckets free theirs after the exchange.
         """
-        for bucket in self.buckets[: max(0, self._next - last)]:
+        for bucket in self.buckets[: max(0, self.step.started - last)] if self.step.active else ():
             bucket.collected.done.result()
 
     def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> Callable[[], None]:
@@ -312,13 +319,12 @@ class Worker:
             taken = 0
             try:
                 while True:
-                    first = 0
+                    self.step, first = ModelStep(self.step.number + 1), 0
                     while together := self._together(first):
                         self._exchange([_Job(one, StepGradients(), Reading(steps[one])) for one in together])
                         first += len(together)
                     after_step()
-                    self._begun = []
-                    self._step += 1
+                    self.step.enter(State.APPLIED)
                     taken += 1
             except NoBackwardError:
                 # The optimizer of this rank has not followed.
@@ -328,6 +334,7 @@ class Worker:
             except BaseException as error:
                 ended(error)
             finally:
+                self.step = ModelStep(self.step.number, State.APPLIED)
                 self._joined = False
 
         return self._thread.submit(take_part).result
@@ -335,34 +342,46 @@ class Worker:
     @property
     def pending(self) -> bool:
         """True from an exchange until an optimizer has applied all of its results."""
-        return bool(self.unapplied or self._begun)
+        return bool(self.step.unapplied)
 
-    def confirm(self, applied: Callable[[int], bool] | None = None) -> None:
+    def confirm(self, applied: Callable[[int], bool] = lambda _: True) -> None:
         """Note that a step that was exchanged has been applied.
 
         Args:
-            applied: Whether the parameters of a group, by its number, were part of the optimizer's step; None: all.
+            applied: Whether the parameters of a group, by its number, were part of the optimizer's step.
         """
-        others = [bucket for bucket in self.buckets if applied is not None and not applied(bucket.layout.group)]
+        step = self.step
+        step.unconfirmed = False
         for bucket in self.buckets:
-            bucket.collected.resumes &= bucket in others
-        left = [bucket for bucket in self.unapplied or self._begun if bucket in others]
-        self.unapplied, self._begun = (left, []) if self.unapplied else ([], left)
+            bucket.collected.resumes &= not applied(bucket.layout.group)
+        step.unapplied = [bucket for bucket in step.unapplied if not applied(bucket.layout.group)]
+        if step.state is State.REDUCED and not step.unapplied:
+            step.enter(State.APPLIED)
 
-    def resume(self, kept: Sequence[Bucket]) -> None:
+    def unapplied(self) -> list[int]:
+        """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
+        return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
+
+    def resume(self, kept: Container[int]) -> None:
         """Begin a backward pass after a step that was exchanged but not applied.
 
         Args:
-            kept: Buckets whose result is still held by the gradients, to which this pass adds. The other results have
-                been cleared: they are dropped.
+            kept: Numbers of the buckets whose result is still held by the gradients, to which this pass adds. The other
+                results have been cleared: they are dropped.
 
         Raises:
             RuntimeError: Results have been cleared, and cannot be undone.
         """
         with self._lock:
-            self.unapplied = [bucket for bucket in self.unapplied if bucket not in kept]
-            self._drop()
-            for bucket in kept:
+            if self.step.state is not State.REDUCED:
+                return
+            resumed = [bucket for bucket in self.step.unapplied if bucket.layout.number in kept]
+            self.step.unapplied = [bucket for bucket in self.step.unapplied if bucket not in resumed]
+            if self.step.unapplied:
+                self._drop()
+            else:
+                self.step.enter(State.APPLIED)
+            for bucket in resumed:
                 bucket.collected.resumes = True
 
     def settle(self) -> None:
@@ -374,7 +393,7 @@ class Worker:
 
     def _drop(self) -> None:
         """Undo the exchange of results that are not applied."""
-        if not self.unapplied:
+        if self.step.state is not State.REDUCED:
             return
         if not self._undoable:
             raise RuntimeError(
@@ -383,106 +402,25 @@ class Worker:
                 "without an exchange (inside model.no_sync(), or with set_requires_gradient_sync(False)), pass the "
                 "grad_scaler if it skips steps, or pass undoable=True, which keeps the state before each step"
             )
-        for bucket in reversed(self.unapplied):  # the first one keeps the shared state from before the step
+        for bucket in reversed(self.step.unapplied):  # the first one keeps the shared state from before the step
             bucket.undo()
-        self.unapplied = []
-
-    def reset(self) -> None:
-        """Return to the state of a new worker; a collective call between steps."""
-        self._require_complete()
-        for bucket in self.buckets:
-            bucket.reset()
-        self.unapplied = []
+        self.step.unapplied = []
+        self.step.enter(State.SKIPPED)
 
     def progress(self) -> Progress:
         """Return the progress of the exchange, for other threads."""
         running = self._running
         if running is not None:
-            return Progress(self._step, running.layout.number, running.pipeline.stage)
-        done = 0 < len(self.buckets) == self._next
-        return Progress(self._step + done, 0 if done else self._next)
+            return Progress(self.step.number, running.layout.number, running.pipeline.stage)
+        return Progress(*self.step.position)
 
     def started(self) -> Position:
         """Return step and number of the first bucket that this rank will not exchange if it leaves now."""
         if self._joined:
             return sys.maxsize, 0
-        if self.failed is not None:
-            return self._step, self._first
-        return self._step, self._next
+        step = self.step
+        return (step.number, step.running) if step.error is not None else step.position
 
     def names(self, bucket: int) -> list[str]:
         """Return the keys of the gradients in a bucket, for reports."""
         return self.buckets[bucket].layout.keys
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received so far, over all buckets."""
-        total = Traffic()
-        for bucket in self.buckets:
-            total.add(bucket.pipeline.traffic)
-        return total
-
-    def statistics(self, norms: bool) -> dict[str, float]:
-        """Return statistics of each bucket and of all together since the last call; to be called between steps.
-
-        Args:
-            norms: Take norms in the next step, for the call after it.
-        """
-        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.buckets})
-
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return the states of all buckets, copied to the host by ``copy``; to be called after ``settle``."""
-        return {"buckets": [bucket.state_dict(copy) for bucket in self.buckets]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned on the same rank of the same world size.
-
-        Raises:
-            ValueError: The state belongs to another model, bucket size or configuration, or is damaged. All buckets
-                keep their state.
-        """
-        self._require_layout(state)
-        before: list[tuple[Bucket, dict[str, Any]]] = []
-        try:
-            for bucket, saved in zip(self.buckets, state["buckets"], strict=True):
-                before.append((bucket, bucket.state_dict(copy_to_host)))
-                bucket.load_state_dict(saved)
-        except ValueError:
-            for bucket, own in before[:-1]:  # the last one refused its state and is unchanged
-                bucket.load_state_dict(own)
-            raise
-
-    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return the state that continues those of another world size; this worker itself is unchanged.
-
-        Args:
-            states: States that this rank takes over, from ``state_dict``; may be empty.
-            leader: The state of the old rank 0, in which memories may be left out.
-
-        Returns:
-            A state for ``load_state_dict``, and notes on what was not carried over.
-
-        Raises:
-            ValueError: Buckets or memories differ from those of this worker.
-        """
-        if self.buckets and not leader["buckets"]:
-            return self.state_dict(), ["residuals start empty: it was saved by one rank, which exchanges nothing"]
-        if leader["buckets"] and not self.buckets:
-            return self.state_dict(), ["residuals are dropped: one rank alone exchanges nothing"]
-        self._require_layout(leader)
-        merged, notes = [], []
-        for number, bucket in enumerate(self.buckets):
-            state, more = bucket.merge([one["buckets"][number] for one in states], leader["buckets"][number])
-            merged.append(state)
-            notes += more
-        return {"buckets": merged}, list(dict.fromkeys(notes))
-
-    def _require_layout(self, state: Mapping[str, Any]) -> None:
-        mine = [bucket.layout.keys for bucket in self.buckets]
-        theirs = [bucket["parameters"] for bucket in state["buckets"]]
-        if mine != theirs:
-            raise ValueError(
-                f"rank {process.job.rank}: the state holds buckets of {theirs}, but here they are {mine}: load it "
-                "with the model, bucket_bytes, dense_below and groups it was saved with, and with the same parameters "
-                "frozen at first"
-            )

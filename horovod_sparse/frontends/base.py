@@ -44,7 +44,7 @@ class Exchanging:
             RuntimeError: Called between backward() and step() of a ``DistributedOptimizer``.
         """
         exchange = self._between_steps()
-        return {} if exchange is None else exchange.worker.statistics(norms)
+        return {} if exchange is None else exchange.statistics(norms)
 
     def reset(self) -> None:
         """Forget residuals, velocities and decisions, as at the start of the training; a collective call between steps.

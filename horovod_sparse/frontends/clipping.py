@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import weakref
@@ -10,19 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.layout import Segment
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.frontends.step_hooks import with_closure
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
 
-_Buckets: TypeAlias = dict[Bucket, dict[str, torch.Tensor]]  # and their parameters by key
-_Places: TypeAlias = tuple[Mapping[torch.Tensor, tuple[Bucket, Segment]], _Buckets]
+_Buckets: TypeAlias = dict[int, dict[torch.Tensor, Delivered]]  # by number
 
 _LOG = logging.getLogger("horovod_sparse")
 _INTERVAL = 50  # steps between two looks at a GPU, for which the host has to wait
@@ -52,55 +50,47 @@ class _Watch:
     def __init__(self) -> None:
         self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
         self._steps = 0
-        self._before: weakref.WeakKeyDictionary[Bucket, float] = weakref.WeakKeyDictionary()  # factor of the last step
-        self._places: weakref.WeakKeyDictionary[GradientExchange, _Places] = weakref.WeakKeyDictionary()
+        # Factor of the last step, by the first parameter of a bucket.
+        self._before: weakref.WeakKeyDictionary[Delivered, float] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[GradientExchange, tuple[object, _Buckets]] = weakref.WeakKeyDictionary()
         self._warned = False
 
     @eager
     def __call__(
         self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if self._warned or closure is None:
-            self._look(optimizer)
-            return None
-
-        def looking() -> Any:
-            loss = closure()  # which may clip, as Lightning's does
-            self._look(optimizer)
-            return loss
-
-        return args[:1], {**kwargs, "closure": looking}
+        look = functools.partial(self._look, optimizer)
+        changed = with_closure(args, kwargs, look)  # a closure may clip, as Lightning's does
+        if changed is None:
+            look()
+        return changed
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1
-        for exchange in self.exchanges:
-            for bucket, parameters in self._buckets(optimizer, exchange).items():
-                if not self._warned and (bucket.layout.torch_device.type != "cuda" or self._steps % _INTERVAL == 1):
-                    factor = factor_of(bucket, parameters, _pipeline(bucket).gradient_unit)
+        for exchange in () if self._warned else self.exchanges:
+            for bucket in self._buckets(optimizer, exchange).values():
+                p, delivered = next(iter(bucket.items()))
+                if p.device.type != "cuda" or self._steps % _INTERVAL == 1:
+                    factor = factor_of(bucket, delivered.unit)
                     if factor is not None:
-                        bytes_ = next(iter(parameters.values())).element_size()
-                        rounding = _ROUNDING.get(bytes_, 1e-3)
-                        self._compare(bucket, factor * _scale(optimizer), rounding, exchange.scaled)
+                        rounding = _ROUNDING.get(p.element_size(), 1e-3)
+                        self._compare(delivered, factor * _scale(optimizer), rounding, exchange.scaled)
 
     def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> _Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
-        selected = exchange.selected()
-        if exchange not in self._places or self._places[exchange][0] is not selected:
-            buckets: _Buckets = {}
-            for p in (p for group in optimizer.param_groups for p in group["params"] if p in selected):
-                bucket, segment = selected[p]
-                buckets.setdefault(bucket, {})[segment.key] = p
-            self._places[exchange] = selected, buckets
-        return self._places[exchange][1]
+        selected = exchange.selected
+        if exchange not in self._known or self._known[exchange][0] is not selected:
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            self._known[exchange] = selected, by_bucket({p: selected[p] for p in parameters if p in selected})
+        return self._known[exchange][1]
 
-    def _compare(self, bucket: Bucket, factor: float, rounding: float, scaled: bool) -> None:
+    def _compare(self, delivered: Delivered, factor: float, rounding: float, scaled: bool) -> None:
         if abs(factor - 1) <= rounding:
             factor = 1.0
-        before = self._before.get(bucket, factor)
-        self._before[bucket] = factor
+        before = self._before.get(delivered, factor)
+        self._before[delivered] = factor
         octaves = math.log2(factor / before)
-        if abs(octaves - (round(octaves) if scaled else 0)) > rounding:
+        if not self._warned and abs(octaves - (round(octaves) if scaled else 0)) > rounding:
             self._warned = True
             if job().rank:
                 return
@@ -116,29 +106,26 @@ class _Watch:
             )
 
 
-def factor_of(bucket: Bucket, parameters: Mapping[str, torch.Tensor], unit: float) -> float | None:
+def by_bucket(selected: Mapping[torch.Tensor, Delivered]) -> _Buckets:
+    """Return parameters by the numbers of their buckets."""
+    buckets: _Buckets = {}
+    for p, delivered in selected.items():
+        buckets.setdefault(delivered.number, {})[p] = delivered
+    return buckets
+
+
+def factor_of(bucket: Mapping[torch.Tensor, Delivered], unit: float) -> float | None:
     """Return what an entry of a bucket was multiplied by after the exchange, in a unit of the sum that was delivered.
 
     None if that is not known.
     """
-    sent = _pipeline(bucket).sent
-    if sent is None or not len(sent):
-        return None
-    with bucket.work():
-        indices, values = map(copy_to_host, sent.entries)
-        place = int(abs(values).argmax())
-        index, expected = int(indices[place]), float(values[place]) * unit
-        segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
-        gradient = parameters[segment.key].grad if segment.key in parameters else None
-        if gradient is None or gradient.is_sparse or not expected:
-            return None
-        factor = float(shard_of(gradient).flatten()[index - segment.start]) / expected
-        return factor if 0 < factor < math.inf else None
 
+    def gradient_of(key: str) -> torch.Tensor | None:
+        gradient = next((p.grad for p, delivered in bucket.items() if delivered.key == key), None)
+        return None if gradient is None or gradient.is_sparse else shard_of(gradient)
 
-def _pipeline(bucket: Bucket) -> SparsePipeline:
-    assert isinstance(bucket.pipeline, SparsePipeline)
-    return bucket.pipeline
+    ratio = next(iter(bucket.values())).ratio(gradient_of)
+    return ratio / unit if ratio is not None and unit and 0 < ratio / unit < math.inf else None
 
 
 def _scale(optimizer: torch.optim.Optimizer) -> float:

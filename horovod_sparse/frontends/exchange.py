@@ -12,12 +12,9 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.report import Limits
-from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.device import Device, real_dtype
+from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.engine.layout import Member, Segment
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.engine.state import to_tensors
+from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import apply_momentum, buffers_of, load_buffers
@@ -25,8 +22,6 @@ from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
-from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Conditions, Momentum
 from horovod_sparse.transport.base import Transport
 
@@ -51,6 +46,7 @@ class GradientExchange(Exchange):
 
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
+        selected: What was delivered of each parameter whose gradient is selected from.
         between_steps: The argument.
     """
 
@@ -68,10 +64,10 @@ class GradientExchange(Exchange):
     ) -> None:
         super().__init__(sparse, transport, factor, stall, **settings)
         self.names: dict[torch.Tensor, str] = {}
+        self.selected: Mapping[torch.Tensor, Delivered] = {}
         self.between_steps = between_steps
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
-        self._selected: tuple[int, dict[torch.Tensor, tuple[Bucket, Segment]]] | None = None  # with number of buckets
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
@@ -110,23 +106,7 @@ class GradientExchange(Exchange):
         ]
         self.add([*before, *members])
         self.names |= {p: key for key, p in in_order.items()}
-
-    def bucket_of(self, p: torch.Tensor) -> Bucket | None:
-        """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
-        return self.worker.bucket_of(self.names.get(p))
-
-    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
-        """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
-        buckets = self.worker.buckets
-        if self._selected is None or self._selected[0] != len(buckets):
-            places = {
-                segment.key: (bucket, segment)
-                for bucket in buckets
-                if isinstance(bucket.pipeline, SparsePipeline)
-                for segment in bucket.layout.segments
-            }
-            self._selected = len(buckets), {p: places[key] for p, key in self.names.items() if key in places}
-        return self._selected[1]
+        self.selected = {p: self.delivered[key] for p, key in self.names.items() if key in self.delivered}
 
     def conditions(self, group: int) -> Conditions:
         """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
@@ -181,8 +161,7 @@ class GradientExchange(Exchange):
             return
         group_of = group_numbers(self.optimizers)
         for p, name in self.names.items():
-            bucket = self.bucket_of(p)
-            if bucket is not None and group_of.get(p, bucket.layout.group) != bucket.layout.group:
+            if p in group_of and group_of[p] != self.groups.get(name, group_of[p]):
                 raise RuntimeError(
                     f"rank {job().rank}: {name} was added to an optimizer, or moved into another of its param groups, "
                     "after the first backward pass: add_param_group() before it, with lr=0 for what is trained later, "
@@ -200,7 +179,7 @@ class GradientExchange(Exchange):
 
     def note_load(self) -> None:
         """Note that an optimizer has loaded a state of another step."""
-        self._optimizer_loaded = any(bucket.trained for bucket in self.worker.buckets)
+        self._optimizer_loaded = bool(self.delivered) and self.worker.step.number >= 0
 
     def _warn_of_load(self) -> None:
         if self._optimizer_loaded and not (self._loaded or self._warned):
@@ -217,31 +196,15 @@ class GradientExchange(Exchange):
         super().reset()
         self._loaded = True
 
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return the state of this rank, with the momentum buffers that belong to it; to be called between steps.
-
-        Args:
-            copy: Copies an array to the host.
-        """
-        state = super().state_dict(copy)
-        buffers = buffers_of(self)
-        for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
-            own = {key: buffers[key] for key in saved["parameters"] if key in buffers}
-            if own:
-                with bucket.work():
-                    arrays = {key: _array_of(bucket.device, buffer) for key, buffer in own.items()}
-                    saved["buffers"] = to_tensors(arrays, copy)
-        return state
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return the momentum buffers that belong to the state."""
+        return buffers_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
-
-        Raises:
-            ValueError: The state belongs to another model, bucket size or configuration.
-        """
+        """Load a state, as ``Exchange.load_state_dict``, with the momentum buffers that belong to it."""
         super().load_state_dict(state)
         self._loaded = True
-        if self.worker.buckets:
+        if self.worker.keys:
             saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
             load_buffers(self, {key: buffer for buffers in saved for key, buffer in buffers.items()})
 
@@ -261,8 +224,3 @@ def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Ten
         for index, group in enumerate(optimizer.param_groups)
         for p in group["params"]
     }
-
-
-def _array_of(device: Device, tensor: torch.Tensor) -> Array:
-    """Return an array of the content of a tensor, in the precision in which gradients are exchanged."""
-    return device.array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())

@@ -64,10 +64,10 @@ def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, Op
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
-def hooks_with_momentum_left(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
-    """Return the hooks of optimizers whose gradients may hold momentum of the last step."""
+def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
+    """Return the hooks of the optimizers of an exchange that have some."""
     hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if known is not None and known.left}
+    return {optimizer: known for optimizer, known in hooks.items() if known is not None}
 
 
 def follow_step(exchange: GradientExchange) -> None:
@@ -78,14 +78,14 @@ def follow_step(exchange: GradientExchange) -> None:
 
 def buffers_of(exchange: GradientExchange) -> dict[str, torch.Tensor]:
     """Return the momentum buffers that belong to the state of an exchange, by the keys of the gradients."""
-    places = exchange.selected()
+    selected = exchange.selected
     found = [known.buffers(optimizer).items() for optimizer, known in _optimizers_of(exchange).items()]
-    return {places[p][1].key: buffer for buffers in found for p, buffer in buffers if p in places}
+    return {selected[p].key: buffer for buffers in found for p, buffer in buffers if p in selected}
 
 
 def load_buffers(exchange: GradientExchange, buffers: Mapping[str, torch.Tensor]) -> None:
     """Load momentum buffers by the keys of the gradients; they may be flat."""
-    given = {p: buffers[segment.key] for p, (_, segment) in exchange.selected().items() if segment.key in buffers}
+    given = {p: buffers[part.key] for p, part in exchange.selected.items() if part.key in buffers}
     for optimizer, known in _optimizers_of(exchange).items():
         own = {p for group in optimizer.param_groups for p in group["params"]}
         known.load(optimizer, {p: buffer for p, buffer in given.items() if p in own})

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 
-from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.layout import Segment
-from horovod_sparse.engine.pipeline.handover import Handover
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import StepHooks
-from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.rules import SparseVector
+from horovod_sparse.frontends.step_hooks import StepHooks, version_of
+from horovod_sparse.rules import Mode
 
-_Place: TypeAlias = tuple[Bucket, Segment]
-_Places: TypeAlias = Mapping[torch.Tensor, _Place]
+_LOG = logging.getLogger("horovod_sparse")
+
+_Selected: TypeAlias = Mapping[torch.Tensor, Delivered]
 
 
 class OptimizersMomentum(StepHooks):
@@ -32,6 +30,8 @@ class OptimizersMomentum(StepHooks):
     After such a step, the optimizer's buffer holds what was delivered last. Without the state of the exchange, that is
     no momentum to continue from, so the optimizer's ``state_dict()`` holds this rank's velocity instead. The buffer
     itself is part of the state of the exchange, and the next step puts it back.
+
+    Where a script clears buffers between two steps, the momentum begins again, and velocities of the exchange do, too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -41,7 +41,10 @@ class OptimizersMomentum(StepHooks):
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
-        self._applied: list[SparsePipeline] = []  # whose gradients the step in progress applies
+        self._warned = False
+        self._applied: _Selected = {}  # gradients that the step in progress applies
+        # Buffers after the last step, with their versions, until the next backward pass.
+        self._seen: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
             optimizer.register_load_state_dict_post_hook(self._replace)
@@ -51,40 +54,77 @@ class OptimizersMomentum(StepHooks):
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if self._alone or not is_known(optimizer):
             return
-        places = self._put_back(optimizer)
+        applied = self._put_back(optimizer)
         for group in list(optimizer.param_groups):
-            selected = {p: places[p] for p in group["params"] if p in places}
-            self._leave_out(optimizer, group, {p: place for p, place in selected.items() if p.grad is None})
+            selected = {p: applied[p] for p in group["params"] if p in applied}
+            self._leave_out(optimizer, group, {p: part for p, part in selected.items() if p.grad is None})
             if group.get("nesterov") and group["momentum"]:
                 self._turn_nesterov_off(optimizer, group, selected)
             elif "betas" in group:
                 self._enter_first_moments(optimizer, group, selected)
-        self._applied = list({id(bucket): _pipeline(bucket) for bucket, _ in places.values()}.values())
+        self._applied = applied
 
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that the step was applied."""
         super().after(optimizer)
-        for pipeline in self._applied:
-            pipeline.commit()
-        self._applied = []
+        for p, delivered in self._applied.items():
+            delivered.commit()
+            self._see(optimizer, p)
+        self._applied = {}
+
+    def _see(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+        buffer = self._buffer(optimizer, p)
+        if buffer is not None:
+            self._seen[p] = buffer, version_of(buffer)
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
+        changed = {
+            p: self._buffer(optimizer, p)
+            for p, (buffer, version) in self._seen.items()
+            if self._buffer(optimizer, p) is not buffer or version_of(buffer) != version
+        }
+        if changed:
+            same = {p for p, buffer in changed.items() if buffer is self._seen[p][0]}
+            filled = {p for p, buffer in changed.items() if buffer is not None and bool(shard_of(buffer).any())}
+            moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
+            places = self._selected(optimizer)
+            for p, buffer in changed.items():
+                if p in places and p not in filled and (buffer is None or p in same or not moved):
+                    self._kept.pop(p, None)
+                    places[p].drop_momentum()
+                elif p in places and p in filled and p in same and not places[p].handover.mode.plain:
+                    self._warn_of_change(optimizer)
+        self._seen.clear()
+
+    def _warn_of_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """Report once that a script has changed buffers in place."""
+        if not (self._warned or job().rank):
+            _LOG.warning(
+                "rank 0: the script changes the momentum of %s between two steps. It holds only what was delivered "
+                "last: what the ranks have not delivered yet does not change with it. Clear the momentum instead, or "
+                "load a state of the optimizer, which the exchange follows",
+                type(optimizer).__name__,
+            )
+        self._warned = True
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
-        for bucket, _ in self._put_back(optimizer).values():
-            _pipeline(bucket).commit()
+        for delivered in self._put_back(optimizer).values():
+            delivered.commit()
 
-    def _put_back(self, optimizer: torch.optim.Optimizer) -> _Places:
+    def _put_back(self, optimizer: torch.optim.Optimizer) -> _Selected:
         """Put back buffers that were replaced to be shown; average those that have been loaded on any rank.
 
         A collective call after an exchange.
         """
-        places = self._places(optimizer)
-        replaced = {p: place for p, place in places.items() if _pipeline(place[0]).replaced}
+        places = self._selected(optimizer)
+        replaced = {p for p, delivered in places.items() if delivered.replaced}
         self._put(optimizer, {p: buffer for p, buffer in self._kept.items() if p not in replaced})
         self._kept.clear()
         self._loaded.clear()
         for exchange in self.exchanges:
-            own = {p: segment for p, (_, segment) in exchange.selected().items() if p in replaced}
+            own = {p: delivered for p, delivered in exchange.selected.items() if p in replaced}
             in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
             sizes = [own[p].size for p in in_order]
             buffers = [self._buffer(optimizer, p) for p in in_order]
@@ -105,31 +145,26 @@ class OptimizersMomentum(StepHooks):
         self._changed.clear()
         self._added = 0
 
-    def _leave_out(
-        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameters: Mapping[torch.Tensor, _Place]
-    ) -> None:
+    def _leave_out(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], selected: _Selected) -> None:
         """Let the buffers of parameters that get no step hold what the exchange expects after a step."""
-        changes: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}  # by number of the bucket
-        for p, (bucket, segment) in parameters.items():
-            buffer, number, handover = self._buffer(optimizer, p), bucket.layout.number, _handover(bucket)
-            if buffer is None or buffer.is_sparse or not (len(handover.next) or len(handover.held)):
-                continue
-            if number not in changes:
-                changes[number] = _tensors(bucket, handover.next.plus(handover.held.times(-1)))
-            shard = shard_of(buffer)
-            shard.add_(_part(changes[number], segment, shard), alpha=_sign(group) * _pipeline(bucket).gradient_unit)
+        for p, delivered in selected.items():
+            buffer = self._buffer(optimizer, p)
+            change = None if buffer is None or buffer.is_sparse else delivered.change()
+            if buffer is not None and change is not None:
+                shard = shard_of(buffer)
+                shard.add_(change.view(shard.shape).to(shard), alpha=_sign(group) * delivered.unit)
 
-    def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
+    def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Selected) -> None:
         """Turn Nesterov's form off for parameters whose velocities were sent; the others get a separate group."""
         velocities: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for p in group["params"]:
             gathered = p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
-            handover = _handover(selected[p][0]) if p in selected and not gathered else None
-            plain = handover is None or handover.next_mode.plain
+            delivered = selected[p] if p in selected and not gathered else None
+            plain = delivered is None or delivered.handover.next_mode.plain
             (others if plain else velocities).append(p)
             buffer = self._buffer(optimizer, p)
-            if handover is not None and handover.mode.plain != plain and buffer is not None:
+            if delivered is not None and delivered.handover.mode.plain != plain and buffer is not None:
                 # Over time, Nesterov's form delivers m times as much of the buffer.
                 buffer.mul_(1 / group["momentum"] if plain else group["momentum"])
         if velocities:
@@ -139,7 +174,7 @@ class OptimizersMomentum(StepHooks):
             group.update(params=velocities, nesterov=False)
 
     def _enter_first_moments(
-        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], selected: _Places
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], selected: _Selected
     ) -> None:
         """Update the first moments early, and pass them as gradients, so that Adam squares them.
 
@@ -147,15 +182,16 @@ class OptimizersMomentum(StepHooks):
         it is a difference of velocities with different entries.
         """
         beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
-        for p, (bucket, _) in selected.items():
-            handover, first, gradient = _handover(bucket), self._buffer(optimizer, p), p.grad
-            if first is None or gradient is None or (handover.mode.plain and handover.next_mode.plain):
+        for p, delivered in selected.items():
+            first, gradient = self._buffer(optimizer, p), p.grad
+            modes = delivered.handover.mode, delivered.handover.next_mode
+            if first is None or gradient is None or all(mode.plain for mode in modes):
                 continue
             first, gradient, parameter = shard_of(first), shard_of(gradient), shard_of(p)
             if decay:
                 gradient.add_(parameter, alpha=decay)
             first.lerp_(gradient if sign > 0 else -gradient, 1 - beta)
-            if _pipeline(bucket).sends_signs:
+            if Mode.SIGNS in modes:
                 self._freeze_second_moment(optimizer.state[p], group)
                 gradient.zero_()
             else:
@@ -193,37 +229,36 @@ class OptimizersMomentum(StepHooks):
                     f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"
                 )
-            owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
             for p, group in groups.items():
-                bucket, segment = exchange.selected().get(p, (None, None))
-                buffer = self._buffer(optimizer, p)
-                if bucket is None or segment is None or buffer is None or buffer.is_sparse or p in self._kept:
+                delivered, buffer = exchange.selected.get(p), self._buffer(optimizer, p)
+                if delivered is None or delivered.handover.mode.plain or p in self._kept:
                     continue
-                if _handover(bucket).mode.plain:
+                if buffer is None or buffer.is_sparse:
                     continue
-                number = bucket.layout.number
-                if number not in owed:
-                    owed[number] = _owed(bucket, exchange.ranks)
                 self._kept[p] = buffer
                 optimizer.state[p][self._name] = shown = buffer.clone()
                 shard = shard_of(shown)
-                shard.add_(_part(owed[number], segment, shard), alpha=_sign(group))
+                owed = delivered.owed(exchange.ranks) * delivered.unit
+                shard.add_(owed.view(shard.shape).to(shard), alpha=_sign(group))
                 if "betas" in group:
                     _limit(shard, optimizer.state[p], group)
+                if p in self._seen:
+                    self._see(optimizer, p)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
         self._kept.clear()
+        self._seen.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
             exchange.settle()
-        for bucket, _ in self._places(optimizer).values():
-            bucket.replace_momentum()
+        for delivered in self._selected(optimizer).values():
+            delivered.replace_momentum()
 
     def buffers(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, torch.Tensor]:
         """Return the buffers that belong to the state of the exchange."""
         found = {}
-        for p in self._places(optimizer):
+        for p in self._selected(optimizer):
             buffer = self._kept.get(p, self._buffer(optimizer, p))
             if buffer is not None and not buffer.is_sparse:
                 found[p] = shard_of(buffer)
@@ -233,6 +268,7 @@ class OptimizersMomentum(StepHooks):
         """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
         for p, buffer in buffers.items():
             self._kept.pop(p, None)
+            self._seen.pop(p, None)
             self._loaded[p] = _like(p, buffer)
         self._put(optimizer, self._loaded)
 
@@ -245,18 +281,9 @@ class OptimizersMomentum(StepHooks):
         buffer: torch.Tensor | None = optimizer.state.get(p, {}).get(self._name)
         return buffer
 
-    def _places(self, optimizer: torch.optim.Optimizer) -> _Places:
-        places = {p: place for exchange in self.exchanges for p, place in exchange.selected().items()}
+    def _selected(self, optimizer: torch.optim.Optimizer) -> _Selected:
+        places = {p: delivered for exchange in self.exchanges for p, delivered in exchange.selected.items()}
         return {p: places[p] for group in optimizer.param_groups for p in group["params"] if p in places}
-
-
-def _pipeline(bucket: Bucket) -> SparsePipeline:
-    assert isinstance(bucket.pipeline, SparsePipeline)
-    return bucket.pipeline
-
-
-def _handover(bucket: Bucket) -> Handover:
-    return _pipeline(bucket).handover
 
 
 def _sign(group: Mapping[str, Any]) -> int:
@@ -281,33 +308,3 @@ def _like(p: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     shard = shard_of(copy)
     shard.copy_(content.view(shard.shape))
     return copy
-
-
-def _tensors(bucket: Bucket, vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return copies of the indices and values of a vector on the host."""
-    with bucket.work(bucket.collected):
-        indices = None if vector.indices is None else torch.from_numpy(copy_to_host(vector.indices))
-        return indices, torch.from_numpy(copy_to_host(vector.values))
-
-
-def _part(vector: tuple[torch.Tensor | None, torch.Tensor], segment: Segment, like: torch.Tensor) -> torch.Tensor:
-    """Return a segment of a vector in shape, dtype and device of a tensor."""
-    indices, values = vector
-    start, end = segment.start, segment.start + segment.size
-    if indices is None:
-        part = values[start:end]
-    else:
-        first, last = torch.searchsorted(indices, indices.new_tensor([start, end])).tolist()
-        part = values.new_zeros(segment.size)
-        part[indices[first:last].long() - start] = values[first:last]
-    return part.view(like.shape).to(like)
-
-
-def _owed(bucket: Bucket, ranks: int) -> tuple[None, torch.Tensor]:
-    """Return the velocity of a rank, as if all ranks had it, less what was delivered last; as a mean gradient."""
-    pipeline = _pipeline(bucket)
-    _, velocity = _tensors(bucket, SparseVector.full(pipeline.velocity))
-    indices, values = _tensors(bucket, pipeline.handover.held)
-    owed = velocity * ranks
-    owed[slice(None) if indices is None else indices.long()] -= values
-    return None, owed * pipeline.gradient_unit

@@ -55,8 +55,7 @@ class OwnMomentum(StepHooks):
         # Horovod gathers sparse gradients (embeddings), unless they were converted to dense ones.
         if p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False):
             return False
-        buckets = [exchange.bucket_of(p) for exchange in self.exchanges]
-        return any(bucket is not None and not bucket.layout.small for bucket in buckets)
+        return any(p in exchange.selected for exchange in self.exchanges)
 
     def _add(
         self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, dense: bool

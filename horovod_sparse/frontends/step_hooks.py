@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod_sparse.engine.clipping import clip
+from horovod_sparse.engine.step import State
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of, total_norm
@@ -28,6 +29,23 @@ _followed = weakref.WeakKeyDictionary()
 # Class of an optimizer that an exchange was not given, but that has applied its last result.
 _unknown: weakref.WeakKeyDictionary[GradientExchange, str] = weakref.WeakKeyDictionary()
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
+
+
+def with_closure(
+    args: Any, kwargs: Any, after: Callable[[], None], before: Callable[[], None] = lambda: None
+) -> tuple[Any, Any] | None:
+    """Return the arguments of a step with a closure that calls these functions, too; None if it has no closure."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+
+    def evaluated() -> Any:
+        before()
+        loss = closure()
+        after()
+        return loss
+
+    return args[:1], {**kwargs, "closure": evaluated}
 
 
 class StepHooks(ABC):
@@ -55,38 +73,32 @@ class StepHooks(ABC):
         if _nested(optimizer):
             return None
         self._restore(optimizer)  # in case the last step failed
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._prepare(optimizer)
-            return None
-
-        def prepared() -> Any:
-            self._restore(optimizer)  # an optimizer may evaluate it more than once
-            loss = closure()
-            self._prepare(optimizer)
-            return loss
-
-        return args[:1], {**kwargs, "closure": prepared}
+        prepare = functools.partial(self._prepare, optimizer)
+        # An optimizer may evaluate a closure more than once.
+        changed = with_closure(args, kwargs, prepare, before=functools.partial(self._restore, optimizer))
+        if changed is None:
+            prepare()
+        return changed
 
     @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
         gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
-        self._used = None if gradient is None else (weakref.ref(gradient), _version(gradient))
+        self._used = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
-        places = [exchange.selected() for exchange in self.exchanges]
+        places = [exchange.selected for exchange in self.exchanges]
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            for bucket, _ in (selected[p] for selected in places if p in selected):
-                if self.options.own is not None or getattr(bucket.pipeline, "sent", None) is not None:
+            for delivered in (selected[p] for selected in places if p in selected):
+                if self.options.own is not None or delivered.sent is not None:
                     yield p
 
     @property
     def left(self) -> bool:
         """True if gradients may hold momentum of the last step; cheap."""
-        return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
+        return self._twice or (self._used is not None and version_of(self._used[0]()) == self._used[1])
 
     def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
@@ -95,6 +107,11 @@ class StepHooks(ABC):
         kept = self._twice or any(one is used for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.
         self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
+        self._used = None
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
+        del optimizer
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -105,11 +122,13 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
+        if self.left:  # no backward pass has begun since the last step
+            self.begin_backward(optimizer)
         if self._twice:
             raise RuntimeError(
                 f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
-                "of the first, which would count again: call zero_grad() before backward(), or use a compression "
-                "without momentum, such as memory='residual'"
+                "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "
+                "or use a compression without momentum, such as memory='residual'"
             )
         given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
@@ -142,9 +161,9 @@ class StepHooks(ABC):
         return all(exchange.ranks == 1 for exchange in self.exchanges)
 
 
-def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
-    """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
-    return None if gradient is None else (gradient._version, shard_of(gradient)._version)
+def version_of(tensor: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return what changes with each change of a tensor in place: of a shard, or of the tensor that it is part of."""
+    return None if tensor is None else (tensor._version, shard_of(tensor)._version)
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:
@@ -160,14 +179,15 @@ def _nested(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: GradientExchange) -> None:
-    """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups.
+    """Report to an exchange, which is held weakly, what optimizers do with the results of their own groups.
 
-    Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
+    It learns of each step that has applied them, and of a state of another step that an optimizer loads. Without any
+    optimizers, every one of this process that has one of the parameters is followed from its first step on.
     """
     _followed[exchange] = weakref.WeakSet(optimizers)
     _follow_unknown()
     for place, optimizer in enumerate(optimizers):
-        follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
+        _follow(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
 
 
 @functools.cache
@@ -202,18 +222,7 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
     return group < 0 or group % optimizers == place
 
 
-def follow_optimizer(
-    optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool] | None = None
-) -> None:
-    """Report to an exchange, which is held weakly, what an optimizer does with the results.
-
-    The exchange learns of each step that has applied them, and of a state of another step that the optimizer loads.
-
-    Args:
-        optimizer: The optimizer.
-        exchange: The exchange.
-        applied: Whether the optimizer has the parameters of a group, by its number; None: of all.
-    """
+def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool]) -> None:
     reference = weakref.ref(exchange)
 
     def confirm(optimizer: torch.optim.Optimizer) -> None:
@@ -226,30 +235,13 @@ def follow_optimizer(
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         alive = reference()
-        if alive is not None and alive.worker.collecting and not alive.worker.complete:
+        if alive is not None and alive.worker.step.state is State.COLLECTING:
             raise RuntimeError(
                 f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
                 "averaged by its end: step after backward() instead of in a hook of a parameter"
             )
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            return None
-
-        def evaluated() -> Any:
-            loss = closure()
-            confirm(optimizer)  # whose result the optimizer uses, even if it evaluates the closure again
-            return loss
-
-        return args[:1], {**kwargs, "closure": evaluated}
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
-    follow_loads(optimizer, exchange)
-
-
-def follow_loads(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> None:
-    """Report to an exchange, which is held weakly, when an optimizer loads a state of another step."""
-    reference = weakref.ref(exchange)
+        # The optimizer uses the result of each evaluation, even if it evaluates the closure again.
+        return with_closure(args, kwargs, functools.partial(confirm, optimizer))
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         alive = reference()
@@ -259,6 +251,8 @@ def follow_loads(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -
         if alive is not None and not _equal(state["state"], own):
             alive.note_load()
 
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
     optimizer.register_load_state_dict_pre_hook(loading)
 
 

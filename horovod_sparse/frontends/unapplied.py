@@ -7,17 +7,16 @@ the optimizer. If they were cleared, the result was dropped, and so must be what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
-from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.frontends.clipping import factor_of
+from horovod_sparse.engine.delivered import Delivered
+from horovod_sparse.frontends.clipping import by_bucket, factor_of
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.momentum import hooks_with_momentum_left
+from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 
@@ -29,18 +28,20 @@ def begin_backward(exchange: GradientExchange) -> None:
         RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
-    left = hooks_with_momentum_left(exchange)
-    if not (left or exchange.worker.unapplied) or _returns_gradients(exchange.selected()):
+    hooks_by_optimizer = hooks_of(exchange)
+    for optimizer, hooks in hooks_by_optimizer.items():
+        hooks.follow_changes(optimizer)
+    left = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.left}
+    unapplied = exchange.worker.unapplied()
+    if not (left or unapplied) or _returns_gradients(exchange.selected):
         return
     for optimizer, hooks in left.items():
         hooks.begin_backward(optimizer)
-    if not exchange.worker.unapplied:
+    if not unapplied:
         return
     require_known(exchange)
-    parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
-    for p, (bucket, segment) in exchange.selected().items():
-        parameters.setdefault(bucket, {})[segment.key] = p
-    kept = [bucket for bucket in exchange.worker.unapplied if _kept(bucket, parameters.get(bucket, {}))]
+    buckets = by_bucket(exchange.selected)
+    kept = [number for number in unapplied if number in buckets and _kept(buckets[number], exchange.factor)]
     momentum = exchange.compression.momentum
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
@@ -66,22 +67,17 @@ def _is_captured(accumulation: Node) -> bool:
     return False
 
 
-def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:
+def _kept(parameters: Mapping[torch.Tensor, Delivered], factor: float) -> bool:
     """Return whether the gradients of a bucket hold the result of the last exchange, and not zeros or nothing."""
-    gradients = [p.grad for p in parameters.values()]
+    gradients, delivered = [p.grad for p in parameters], next(iter(parameters.values()))
     if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
-        return None not in gradients and _sent_zeros(bucket)
-    factor = factor_of(bucket, parameters, bucket.pipeline.factor)
-    if None in gradients or (factor is not None and abs(factor - 1) > 1e-2):
+        sent = delivered.sent  # if these are zeros, they look like cleared gradients
+        return None not in gradients and sent is not None and not sent.values.any()
+    scale = factor_of(parameters, factor)
+    if None in gradients or (scale is not None and abs(scale - 1) > 1e-2):
         raise RuntimeError(
-            f"rank {job().rank}: some gradients of bucket {bucket.layout.number} were cleared or changed after their "
+            f"rank {job().rank}: some gradients of bucket {delivered.number} were cleared or changed after their "
             "exchange, and a backward pass would add to the others before a step of the optimizer: clear all of them, "
             "or change them only after the last backward pass before the step"
         )
     return True
-
-
-def _sent_zeros(bucket: Bucket) -> bool:
-    """Return whether the last exchange has delivered zeros, as far as is known, which look like cleared gradients."""
-    sent = bucket.pipeline.sent if isinstance(bucket.pipeline, SparsePipeline) else None
-    return sent is not None and not sent.values.any()

@@ -73,13 +73,13 @@ class Accordion(Constant):
         """End the current epoch and begin the next. A collective operation."""
         known, works = float(self._steps > 0), float(not step.idle)  # a rank in `hvd.join()` does not know the rate
         numbers = [self._square_norm(), known, works * step.learning_rate, works]
-        square, known, rate, works = self._context.mean(numbers)
-        if self._sum.size and known:
-            norm = math.sqrt(square / known)
+        square, knowing, rate, working = self._context.mean(numbers)  # the latter two: shares of the ranks
+        if self._sum.size and knowing:
+            norm = math.sqrt(square / knowing)
             # Before the first comparison the norm is NaN, and comparisons with NaN are false.
             self._high = not abs(self._norm - norm) < self._options.change * self._norm
             self._norm = norm
-        rate = rate / works if works else self._learning_rate
+        rate = rate / working if working else self._learning_rate
         self._high |= rate < self._learning_rate * (1 - _ROUNDING)
         self._epoch, self._learning_rate, self._steps = epoch, rate, 0
         wanted = self._context.size if epoch % self._options.interval == 0 else 0

@@ -108,7 +108,7 @@ class _Search:
         self._stage = 0  # 0: first window; 1: evaluating candidates; 2: settled
         self._steps = 0  # in the current window
         self._averages = [[0.0, 0.0], [0.0, 0.0]]  # per factor: numerator and denominator of its gain
-        self._seen: list[list[Any]] = []  # [factor, throughputs of the last steps that sent its entries]
+        self._seen: dict[float, list[float]] = {}  # by factor: throughputs of the last steps that sent its entries
 
     @property
     def gains(self) -> list[float]:
@@ -141,9 +141,7 @@ class _Search:
         self._steps += 1
         if self.chosen is not None and previous.seconds > 0:  # false for NaN
             factor, throughput = (self.lowest, self.candidate)[self.chosen], self.gains[self.chosen] / previous.seconds
-            kept: list[float] = next((kept for other, kept in self._seen if other == factor), [])
-            others = [entry for entry in self._seen if entry[0] != factor]
-            self._seen = [*others, [factor, [*kept, throughput][-_KEPT:]]]
+            self._seen[factor] = [*self._seen.get(factor, ()), throughput][-_KEPT:]
 
     def _end_window(self) -> None:
         self._steps = 0
@@ -162,7 +160,7 @@ class _Search:
 
     def _settle(self) -> None:
         # The median ignores steps that took longer because of other work, such as a validation.
-        worth = {factor: median(kept) for factor, kept in self._seen}
+        worth = {factor: median(kept) for factor, kept in self._seen.items()}
         best = max(worth.values(), default=0.0)
         paying = [factor for factor, throughput in worth.items() if throughput >= (1 - self._options.omega) * best]
         self.candidate = min(paying, default=self.lowest)
@@ -179,7 +177,7 @@ class _Search:
             "stage": self._stage,
             "steps": self._steps,
             "averages": self._averages,  # a new list in every step
-            "seen": self._seen,
+            "seen": [[factor, kept] for factor, kept in self._seen.items()],
             "tally": self.tally.state_dict(),
         }
 
@@ -196,8 +194,8 @@ class _Search:
         self.chosen, self._stage = state["chosen"], state["stage"]
         self._steps = checked_integer(state["steps"], "steps of gravac")
         self._averages = [checked_numbers(pair, "averages of gravac", 2, finite=True) for pair in state["averages"]]
-        self._seen = [
-            [checked_number(factor, "seen of gravac", 1, finite=True), checked_numbers(kept, "seen of gravac")]
+        self._seen = {
+            checked_number(factor, "seen of gravac", 1, finite=True): checked_numbers(kept, "seen of gravac")
             for factor, kept in state["seen"]
-        ]
+        }
         self.tally.load_state_dict(state["tally"])

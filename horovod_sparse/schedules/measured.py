@@ -29,8 +29,8 @@ class Measured(Constant):
 
         Attributes:
             densities: Densities to try, in any order; 1 sends everything. They replace the configured density.
-            least: Density to try besides if the smallest of these is the only one left: bytes are then what steps wait
-                for. Without effect unless it is smaller than all of them.
+            least: Density that is tried once only the smallest of these is left, because steps wait for the bytes of
+                the others. Without effect unless it is smaller than all of them.
             rounded: Also try everything rounded to 16 and to 8 bits, if densities include 1.
             max_exposed: Step time of the chosen density over the shortest one, minus 1, at most.
             trial: Number of steps of a trial.

@@ -114,9 +114,9 @@ class _Timer:
 class Trials:
     """Trials of the candidates of a model, shared by all its buckets.
 
-    Candidates are tried in rounds, first selections, from the smallest density up, then everything, last everything
-    rounded; the spare one only if no other choice is left. A round's trials follow each other closely, so times are
-    compared as ratios within a round.
+    Each round tries every candidate once: selections by ascending density, then everything, then everything rounded.
+    The spare candidate (option ``least``) joins when only the smallest of the others is left. Times are compared within
+    a round only, as its trials follow each other closely.
 
     Args:
         options: Options of the schedule.
@@ -182,9 +182,10 @@ class Trials:
         rounds.waits[current].append(waiting)
         rounds.made += 1
         remaining = rounds.alive[place + 1 :]
-        if len(times) == 1 and seconds > _HOPELESS * min(rounds.times[one][0] for one in rounds.alive[: place + 1]):
+        first_round, shortest = len(times) == 1, min(rounds.times[index][0] for index in rounds.alive[: place + 1])
+        if first_round and seconds > _HOPELESS * shortest:
             if self._candidates[current].density < 1:
-                remaining = []  # larger selections would take longer still, and everything even more so
+                remaining = []  # they send more, and would take longer still
             rounds.alive = [*rounds.alive[:place], *remaining]
         if remaining:
             self._current = remaining[0]
@@ -195,7 +196,7 @@ class Trials:
         rounds = self._rounds
         ratios, limit = rounds.ratios(), 1 + self._options.max_exposed
         certain = len(rounds.times[rounds.alive[0]]) >= _CERTAIN
-        if certain:
+        if certain:  # drop what was too slow in each round; certain if the largest of the rest was so in none
             rounds.alive = [index for index in rounds.alive if min(ratios[index]) <= limit]
             certain = len(rounds.alive) == 1 or max(ratios[max(rounds.alive)]) <= limit
         if self._options.spare and rounds.alive == [1] and not rounds.times[0]:
@@ -236,7 +237,7 @@ class Trials:
         if context.rank or share <= _WAITING or self._proposed:
             return
         self._proposed = True
-        # Nothing hides an exchange between local steps; it shall take no longer than they do.
+        # No backward pass hides the exchange after local steps: propose a number that takes as long as it does.
         steps = 2 ** math.ceil(math.log2(seconds / max(seconds - waiting, seconds / _MOST_STEPS)))
         _LOG.warning(
             "even at density %s, where steps are shortest, ranks wait for %.0f %% of a step (%.1f of %.1f ms): "
@@ -248,7 +249,7 @@ class Trials:
     def _note_window(self, context: BucketContext, seconds: float) -> None:
         now = self._decision
         now.windows += 1
-        # The links may have changed since the trials, before there is a more precise reference.
+        # Until a window has confirmed it, the reference is the time in the trials.
         reference = now.reference or median(self._rounds.times[now.chosen])
         drifts = not reference / _DRIFT < seconds < reference * _DRIFT
         if not (now.reference or drifts):

@@ -248,18 +248,25 @@ class Transport(ABC):
         Returns:
             Function that waits for the other ranks and returns the rows, in rank order [size, length].
         """
+        return Request(self._rows(row, waits=False)).wait
+
+    def _rows(self, row: Array, waits: bool) -> Callable[[], Array]:
+        """Gather as ``begin_allgather``, or at once; the caller has to keep what is returned until it was called."""
         rows = np.empty((self.size, row.size), row.dtype)
         rows[self.rank] = row
         if self.size == 1:
-            return Request(lambda: rows).wait
-        wait = self._start_gather(rows)
+            return lambda: rows
         self._count_gather([row.nbytes] * self.size)
+        if waits:
+            self._gather_rows(rows)
+            return lambda: rows
+        wait = self._start_gather(rows)
 
         def finish() -> Array:
             wait()
             return rows
 
-        return Request(finish).wait
+        return finish
 
     def allreduce(self, values: Any) -> Array:
         """Return the sum of an array over the ranks, bitwise identical on all of them. A collective operation.
@@ -297,7 +304,7 @@ class Transport(ABC):
             return self._sum_integers(values)
         if self._in_regions(values):
             return self._sum_regions(values, SCRATCH.empty(values.size, values))
-        return self._sum_gathered(values, self._gathered if waits else self.begin_allgather)
+        return self._sum_gathered(values, waits)
 
     def _in_regions(self, values: Array) -> bool:
         """Return whether a sum of floating-point numbers takes fewer bytes or fewer rounds."""
@@ -316,17 +323,9 @@ class Transport(ABC):
 
         return Request(finish)
 
-    def _gathered(self, row: Array) -> Callable[[], Array]:
-        """Gather as ``begin_allgather``, and wait."""
-        rows = np.empty((self.size, row.size), row.dtype)
-        rows[self.rank] = row
-        self._gather_rows(rows)
-        self._count_gather([row.nbytes] * self.size)
-        return lambda: rows
-
-    def _sum_gathered(self, values: Any, gather: Callable[[Array], Callable[[], Array]]) -> Request:
+    def _sum_gathered(self, values: Any, waits: bool) -> Request:
         """Gather all arrays, and add them on each rank in rank order."""
-        gathered = gather(to_host(values))
+        gathered = self._rows(to_host(values), waits)
 
         def finish() -> Array:
             total, *others = gathered()
@@ -474,6 +473,10 @@ class Transport(ABC):
     @abstractmethod
     def members(self) -> list[int]:
         """World ranks of the group's members, by rank in the group."""
+
+    def mailboxes(self) -> Transport:
+        """Return a transport of the same mailboxes that keeps no connection open, where ``post`` needs none."""
+        return self
 
     @abstractmethod
     def post(self, content: Any, rank: int, kind: int) -> None:

@@ -312,6 +312,10 @@ class TorchTransport(Transport):
         """World ranks of the group's members, by rank in the group."""
         return self._connection.members
 
+    def mailboxes(self) -> TorchTransport:
+        """Return a transport of the same mailboxes that is not connected."""
+        return TorchTransport(_Connection(self.members, self._connection.name))
+
     def post(self, content: Any, rank: int, kind: int) -> None:
         """Put an object into a mailbox of a rank, without waiting for that rank."""
         job().mail.put(self._box(rank, kind), pickle.dumps((self.rank, content)))

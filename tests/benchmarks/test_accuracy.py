@@ -54,7 +54,7 @@ def test_rates_are_compared_each_with_its_own_dense_training():
     assert {len(row) for row in rows} == {7}
 
 
-def test_what_some_seeds_do_not_reach_is_not_averaged_away():
+def test_targets_that_some_seeds_miss_are_not_averaged():
     records = [record("dense", [0.9]), record("topka", [0.9]), record("topka", [0.8], seed=1)]
     row = table(outcomes(records, LABELS, 0.9)).splitlines()[-1]
     assert "not reached by 1" in row
@@ -75,7 +75,7 @@ def test_every_exchange_can_be_made_and_is_called_by_one_name():
             hvs.parse(one.spec)
 
 
-def test_what_has_a_record_is_not_trained_again_and_exchanges_take_turns(tmp_path):
+def test_missing_records_are_trained_and_exchanges_alternate(tmp_path):
     words = ["accuracy", "--output", str(tmp_path), "--steps", "8", "--seeds", "2", "--exchanges", "dense,topka"]
     options = build_parser().parse_args([*words, "--rates", "1gbit,100mbit"])
     every = [(rate, seed, name) for rate in ("1gbit", "100mbit") for seed in (0, 1) for name in ("dense", "topka")]
@@ -99,7 +99,7 @@ def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_it_trains_what_is_missing_and_reports(tmp_path, monkeypatch, capfd):
+def test_missing_trainings_run_and_are_reported(tmp_path, monkeypatch, capfd):
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated cluster here: {reason}")
     monkeypatch.chdir(ROOT)

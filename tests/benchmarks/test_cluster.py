@@ -91,7 +91,7 @@ def forbidding(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_where_no_namespaces_can_be_made_the_remedy_is_told(user, forbidding, monkeypatch, capsys):
+def test_without_namespaces_the_remedy_is_printed(user, forbidding, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert main(["run", "2", "--", "true"]) == 1
     error = capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_ranks_are_bound_to_the_cores_of_their_node(pair):
 
 
 @needs_namespaces
-def test_all_after_the_dashes_is_mpiruns(capfd):
+def test_arguments_after_the_dashes_go_to_mpirun(capfd):
     program = ["python", "-c", "import os, sys; print(os.environ['A'], sys.argv[1:])", "a b", "--", "$c"]
     assert main(["run", "1", "--rate", "none", "--counters", "--", "-x", "A=1", *program]) == 0
     output = capfd.readouterr().out
@@ -151,7 +151,7 @@ def test_all_after_the_dashes_is_mpiruns(capfd):
 
 @pytest.mark.full
 @needs_namespaces
-def test_ranks_run_on_nodes_of_their_own_and_the_rate_limits_them(pair):
+def test_ranks_run_on_separate_nodes_with_a_limited_rate(pair):
     hosts, seconds = send(pair)
     assert hosts == pair.nodes
     assert seconds > 0.95 * MESSAGE * 8 / 100e6
@@ -199,7 +199,7 @@ def test_connections_use_the_same_congestion_control_everywhere(pair):
 
 
 @needs_namespaces
-def test_what_takes_too_long_is_ended_on_every_node_and_the_nodes_stay(pair):
+def test_a_timeout_ends_the_program_on_every_node(pair):
     mark = Mark()
     with pytest.raises(subprocess.TimeoutExpired):
         pair.mpirun(2, ["env", *map("=".join, mark.variables.items()), "sleep", "1000"], timeout=2)
@@ -230,7 +230,7 @@ def test_nothing_is_left_however_the_command_ends(end):
 
 
 @needs_namespaces
-def test_what_fails_half_way_leaves_nothing(monkeypatch):
+def test_a_failed_construction_leaves_no_process(monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("half way")
 
@@ -255,7 +255,7 @@ def test_collectives_count_the_bytes_that_the_kernel_counts(monkeypatch, capfd):
 @pytest.mark.nightly
 @pytest.mark.timeout(400)  # three trainings
 @needs_namespaces
-def test_the_other_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
+def test_the_other_measurements_run_on_a_separate_cluster(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none", *Cluster.__init__.__defaults__[2:]))
     monkeypatch.chdir(ROOT)
     small = ["--nodes", "2", "--ranks", "2", "--rates", "none", "--parameters", "100K", "--iters", "2"]

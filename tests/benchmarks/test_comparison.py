@@ -43,7 +43,7 @@ def test_the_ratio_is_that_to_the_dense_ring():
     assert cell({"topka": (10, 10)}).speedup(RIGHT.rows[1]) is None
 
 
-def test_the_error_of_the_predictions_is_told():
+def test_the_error_of_the_predictions_is_reported():
     errors = verdict([RIGHT, NEAR])["measured to predicted, median"]
     assert errors["oktopk"] == pytest.approx((40 / 30 + 100 / 95) / 2)
 

@@ -21,7 +21,7 @@ def asked(*words):
     return jobs(build_parser().parse_args(words))
 
 
-def test_everything_is_every_run_on_its_tasks_with_its_seeds():
+def test_by_default_every_run_is_trained_on_its_tasks_with_its_seeds():
     found = asked()
     assert len(found) == len(set(found)) == sum(run.seeds_on(task) for run in RUNS.values() for task in run.tasks)
     assert {job.steps for job in found if job.task == "fashion-mnist"} == {1170, 4 * 1170}
@@ -44,7 +44,7 @@ def test_quick_is_the_small_tasks_with_one_seed():
     assert {job.steps for job in found} == {200}
 
 
-def test_what_is_named_is_trained():
+def test_named_runs_tasks_and_seeds_are_trained():
     found = asked("--runs", "topka-10", "--tasks", "stdlib", "--seeds", "2", "--steps", "7")
     assert found == [Job("stdlib", RUNS["topka-10"], seed, 7) for seed in (0, 1)]
     assert asked("--runs", "dense", "--tasks", "lstm", "--seeds", "1") == [Job("lstm", RUNS["dense"], 0, 200)]
@@ -80,7 +80,7 @@ def test_a_folder_without_results_is_named(tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch):
+def test_missing_runs_are_trained_and_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     dense = {**Job("digits", RUNS[DENSE], seed=0, steps=4).settings(), "metric": "accuracy", "parameters": 1}
     dense |= {
@@ -122,7 +122,7 @@ def test_a_rule_of_the_users_is_trained(tmp_path, monkeypatch):
     ("words", "message"),
     [(["--rules", "no_such_module"], "No module named"), (["--compression", "topkb"], "unknown .*topkb")],
 )
-def test_what_cannot_be_imported_or_parsed_is_refused_before_anything_starts(words, message, capsys):
+def test_unknown_modules_and_compressions_are_refused_before_training(words, message, capsys):
     assert main(words) == 1
     assert re.search(message, capsys.readouterr().err)
 

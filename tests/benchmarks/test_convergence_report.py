@@ -78,7 +78,7 @@ def test_a_row_holds_mean_and_comparison_with_dense_on_each_task(results):
     assert cells(text, "gtopk")[5:8] == ["", "", ""], "not measured there"
 
 
-def test_divergence_is_told_and_does_not_count_as_saving(results):
+def test_divergence_is_reported_and_does_not_count_as_saving(results):
     assert cells(table(results, ["dgc-10"]), "dgc-10")[2:4] == ["diverged (1 of 3)", ""]
     assert results.reduction("fashion-mnist", "dgc-10") == pytest.approx(40)
 
@@ -100,7 +100,7 @@ def test_only_seeds_that_both_runs_have_are_compared(results):
 
 
 @pytest.mark.parametrize("numbers", [[0.1, 0.5], [0.2, 0.1, 0.4, -0.3], [1.0, 1.5, 0.9, 1.1, 1.2]])
-def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers):
+def test_an_interval_contains_what_a_t_test_at_5_percent_does_not_reject(numbers):
     interval = Interval.of(numbers)
     for end, side in ((interval.low, "greater"), (interval.high, "less")):
         assert ttest_1samp(numbers, end, alternative=side).pvalue == pytest.approx(0.05)
@@ -166,7 +166,7 @@ def test_every_run_is_compared_with_a_dense_one_of_its_tasks():
 
 
 @pytest.mark.full
-def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
+def test_the_report_is_rewritten_from_the_records(results, tmp_path):
     write(tmp_path, results.records)
     parts = sections(results)
     marks = [f"<!-- begin {source} -->\nold\n<!-- end {source} -->\n" for source in parts]

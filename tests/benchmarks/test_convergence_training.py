@@ -80,8 +80,8 @@ def test_the_order_depends_on_the_seed_and_changes_every_epoch():
 @pytest.mark.parametrize(
     ("optimizer", "memory"), [pytest.param("sgd", "residual", marks=pytest.mark.full), ("momentum", "momentum")]
 )
-def test_gradients_where_nothing_is_held_back_are_those_of_dense_training(optimizer, memory):
-    """Whatever the learning rate does: held updates are what separates the parameters from the dense ones."""
+def test_gradients_without_delayed_updates_equal_those_of_dense_training(optimizer, memory):
+    """At every learning rate: only delayed updates separate the parameters from those of dense training."""
     spec, ranks = f"topka:density=0.02,memory={memory}", horovod.torch.size()
     dense, ahead, behind = (
         [point["train_loss"] for point in outcome(one, steps=30, optimizer=optimizer, ahead=whose)["curve"]]
@@ -121,7 +121,7 @@ def test_our_own_dense_exchange_trains_the_same_model():
 
 
 @pytest.mark.full
-def test_feedback_keeps_what_the_model_has_parameters_and_none_keeps_nothing():
+def test_error_feedback_keeps_one_number_per_parameter():
     kept = 4 * PARAMETERS if horovod.torch.size() > 1 else 0
     assert outcome("topka:density=0.01")["residual_bytes"] == kept
     assert outcome("topka:density=0.01,memory=none")["residual_bytes"] == 0

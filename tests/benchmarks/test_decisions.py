@@ -94,7 +94,7 @@ def parsed(*words):
     return build_parser().parse_args(["decisions", *words])
 
 
-def test_only_what_has_no_record_is_measured_and_contenders_take_turns():
+def test_missing_records_are_measured_and_contenders_alternate():
     words = ["--models", "cnn,wide", "--rates", "none,1gbit", "--contenders", "alone,recommended", "--turns", "2"]
     keys = decisions.waiting(parsed(*words), [])
     assert len(keys) == 2 * 2 * 2 * 2

@@ -17,7 +17,7 @@ NOTHING = EVERYTHING[:0]
 
 
 @pytest.mark.parametrize(("before", "fresh", "age"), [(True, 0, 9.0), (True, 0.4, 5.4), (True, 1, 0), (False, 0, 0.0)])
-def test_what_is_sent_at_once_has_the_age_that_momentum_gives_it(before, fresh, age):
+def test_entries_sent_immediately_have_the_age_of_their_momentum(before, fresh, age):
     ages = Ages(3, before, masking=False, fresh=fresh)
     for _ in range(300):
         new, sent = ages.step(np.ones(3), EVERYTHING, 0.5)
@@ -26,7 +26,7 @@ def test_what_is_sent_at_once_has_the_age_that_momentum_gives_it(before, fresh, 
     assert sent[0] == pytest.approx(15 if before else 1.5)
 
 
-def test_what_waits_ages():
+def test_delayed_gradients_age():
     ages = Ages(3, before=False, masking=False, fresh=0)
     for _ in range(4):
         ages.step(np.array([1.0, 2.0, 0.0]), NOTHING, 1.0)
@@ -35,7 +35,7 @@ def test_what_waits_ages():
     assert ages.step(np.zeros(3), EVERYTHING, 1.0)[1].tolist() == [8, 2 * (2 + 3 + 4 + 5)]
 
 
-def test_what_is_masked_loses_its_momentum():
+def test_masking_clears_momentum():
     for masking, expected in ((False, 0.9), (True, 0.0)):
         ages = Ages(3, before=True, masking=masking, fresh=0)
         ages.step(np.array([1.0, 0, 0]), np.array([0]), 1.0)
@@ -63,7 +63,7 @@ def test_at_density_1_it_is_dense_momentum(digits, variant):
 
 @pytest.mark.nightly
 def test_momentum_after_the_selection_is_later(digits, monkeypatch):
-    """As what has waited waits for its momentum, too; masking makes updates shorter."""
+    """Delayed gradients also wait for their momentum; masking makes updates shorter."""
     monkeypatch.setattr(delay, "WORKERS", 2)
     rows = {variant: measure(*digits, variant, steps=80, density=0.02)[0] for variant in VARIANTS}
     found = {variant: dict(zip(COLUMNS, numbers, strict=True)) for variant, numbers in rows.items()}

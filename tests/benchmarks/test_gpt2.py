@@ -137,7 +137,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         Training(settings("dense", steps=2), Text(TEXT.held_out, TEXT.train, BYTES, 0.1), tmp_path / "run")
 
 
-def test_ranks_that_part_are_noticed(tmp_path, monkeypatch):
+def test_ranks_that_diverge_are_detected(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "exchange_for", lambda *_: type("Nothing", (), {"bytes_sent": 0.0}))
     with pytest.raises(RuntimeError, match="different parameters after step 5"):
         trained(tmp_path / "run", "dense")

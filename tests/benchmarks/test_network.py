@@ -30,7 +30,7 @@ def test_rates_are_read_with_their_units(rate, bits):
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "1", "1gb", "1 gbit", "-1gbit", "0mbit", "1gbits", "1tbit", "none"])
-def test_what_is_no_rate_is_refused_and_named(rate):
+def test_invalid_rates_are_refused_by_name(rate):
     with pytest.raises(ValueError, match=f"{rate!r} is not a rate: write it like 100mbit"):
         network.bits_per_second(rate)
 
@@ -54,7 +54,7 @@ def test_a_rate_becomes_a_token_bucket_on_the_device_and_no_limit_removes_it(rat
     assert " ".join(bucket) == f"tc qdisc replace dev eth0 root {discipline}"
 
 
-def test_every_node_has_addresses_of_its_own_on_both_networks():
+def test_nodes_have_different_addresses_on_both_networks():
     nodes = range(network.MAX_NODES)
     addresses = [*map(network.data_address, nodes), *map(network.control_address, nodes)]
     assert len(set(addresses)) == 2 * network.MAX_NODES

@@ -15,7 +15,7 @@ def span(name: str, start: float, end: float, rank: int = 0) -> dict[str, object
     ("other", "common"),
     [((0, 1), 0), ((0, 12), 2), ((12, 15), 3), ((18, 30), 2), ((0, 30), 10), ((20, 30), 0)],
 )
-def test_only_what_lies_in_both_counts(other, common):
+def test_the_common_length_of_two_intervals(other, common):
     assert common_length([(10, 20)], [other]) == common_length([other], [(10, 20)]) == common
 
 

@@ -102,7 +102,7 @@ def test_tables_have_mean_error_seeds_and_bytes_for_each_number_of_ranks():
     assert "AdamW" not in text
 
 
-def test_images_are_compared_in_points_and_a_seed_that_diverged_is_told():
+def test_images_are_compared_in_points_and_diverged_seeds_are_reported():
     words = [
         "--tasks",
         "fashion-mnist",

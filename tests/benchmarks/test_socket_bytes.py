@@ -11,7 +11,7 @@ from benchmarks.cluster.socket_bytes import Comparison, random_vector
 @pytest.mark.parametrize(
     ("counted", "agrees"), [(10_000, True), (9_901, True), (10_099, True), (9_899, False), (10_101, False)]
 )
-def test_a_count_that_is_off_by_more_than_a_hundredth_is_told(counted, agrees):
+def test_counts_agree_within_one_percent(counted, agrees):
     sockets = np.full((2, 2), 10_000)
     for column in (0, 1):
         ours = sockets.copy()

@@ -27,7 +27,7 @@ def test_a_model_gives_logits_for_every_label(task):
 
 
 @pytest.mark.parametrize("name", [*LARGE, CONFIRMATION])
-def test_models_of_the_tasks_that_decide_have_a_million_parameters(name):
+def test_models_of_the_large_tasks_have_a_million_parameters(name):
     assert sum(parameter.numel() for parameter in TASKS[name].build().parameters()) > 1_000_000
 
 

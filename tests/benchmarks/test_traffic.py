@@ -49,7 +49,7 @@ def test_the_table_has_bytes_per_element_beside_those_counted(
     assert rows["find_largest"][4] == "4.00"
 
 
-def test_a_sweep_with_momentum_has_its_own_row() -> None:
+def test_a_sweep_with_momentum_has_a_separate_row() -> None:
     kernels = [launch.kernel for launch in traffic.launches(PROFILE.replace("(int)0", "(int)1").splitlines())]
     assert kernels == ["draw", "sweep, velocity", "find_largest", "sweep, velocity"]
     counted = traffic.counted(25_000_000, 0.01, clears=True)

@@ -131,7 +131,7 @@ DAMAGE = {
 }
 
 
-def test_a_damaged_checkpoint_is_refused_by_name_and_an_intact_one_suggested(comm, run, checkpoints, folder):
+def test_a_damaged_checkpoint_is_named_and_an_intact_one_suggested(comm, run, checkpoints, folder):
     checkpoints.save(3, **run.states)
     run.train(1)
     checkpoints.save(4, **run.states)

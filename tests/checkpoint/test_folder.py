@@ -59,26 +59,27 @@ STRAY = [
 ]
 
 
-@pytest.mark.parametrize("name", STRAY)
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
-def test_a_stray_name_is_ignored(folder, name, kind, tmp_path):
-    stray = folder.path / name
-    if kind == "folder":
-        stray.mkdir()
-    elif kind == "file":
-        stray.write_text("")
-    else:
-        stray.symlink_to(tmp_path)
+def test_stray_names_are_ignored(folder, kind, tmp_path):
+    strays = [folder.path / name for name in STRAY]
+    for stray in strays:
+        if kind == "folder":
+            stray.mkdir()
+        elif kind == "file":
+            stray.write_text("")
+        else:
+            stray.symlink_to(tmp_path)
     assert folder.choose(None).step == 20
     assert [manifest.step for manifest in folder.checkpoints()] == [20, 10]
     save(folder, 30)
     assert folder.choose(None).step == 30
-    cleaned = ".partial" in name or ".replaced" in name
-    assert (stray.exists() or stray.is_symlink()) != cleaned
+    for stray in strays:
+        cleaned = ".partial" in stray.name or ".replaced" in stray.name
+        assert (stray.exists() or stray.is_symlink()) != cleaned
     assert folder.of(10).is_dir(), "what a link leads to is not deleted"
 
 
-def test_a_checkpoint_whose_replacement_was_interrupted_is_read_and_renamed_back(folder):
+def test_an_interrupted_replacement_of_a_checkpoint_is_read_and_restored(folder):
     replaced = folder.path / "step-00000020.replaced"
     folder.of(20).rename(replaced)
     folder.path.chmod(0o555)  # reading changes nothing

@@ -65,12 +65,6 @@ def test_warns_once_if_the_file_system_has_no_locks(tmp_path, monkeypatch, caplo
     assert f"not support locks ({os.strerror(number)}): make sure that no other job saves" in record.message
 
 
-def test_other_errors_are_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        lock.hold(tmp_path)
-
-
 def test_a_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):

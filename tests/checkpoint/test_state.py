@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpointing import reseed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -150,6 +150,7 @@ DATA = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(DATA)
 def test_accepted_values_are_loaded_unchanged(value):
     try:

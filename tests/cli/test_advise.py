@@ -135,7 +135,7 @@ def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, 
         (("--ranks", "64", "--compute", "200ms"), "Measured at a density of"),
     ],
 )
-def test_what_is_known_of_the_accuracy_of_the_choice_is_quoted(arguments, said, capsys, tmp_path):
+def test_measured_accuracy_of_the_choice_is_quoted(arguments, said, capsys, tmp_path):
     given = ("--parameters", "25.6M", "--bandwidth", "1Gbit", *arguments)
     text, _ = advise(*given, capsys=capsys, folder=tmp_path)
     [line] = [line for line in text.splitlines() if "ccuracy at" in line or "Measured at" in line]
@@ -188,7 +188,7 @@ def test_nccl_is_priced_by_its_bus_bandwidth_and_the_rest_is_not(capsys, tmp_pat
     assert "break-even" not in nccl["bandwidths"]  # NCCL's time does not depend on the link of MPI
 
 
-def test_a_user_of_nccl_learns_that_the_preset_would_send_everything_by_mpi(capsys, tmp_path):
+def test_warns_nccl_users_if_the_preset_would_send_dense_by_mpi(capsys, tmp_path):
     computing = ("--compute", "5s", "--dense-bandwidth", "80GB")
     text, content = advise(*GPUS, *computing, capsys=capsys, folder=tmp_path)
     assert content["chosen"] == "recommended:density=1"

@@ -1,4 +1,4 @@
-"""PNG images have a white background, whatever the user's style."""
+"""PNG images have a white background in every style."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_sparse.cli.image import write_png
 
 
 @pytest.mark.parametrize("style", [{"savefig.transparent": True}, {"savefig.facecolor": "black"}])
-def test_the_background_is_white_whatever_the_users_style(tmp_path, style):
+def test_the_background_is_white_in_every_style(tmp_path, style):
     with mpl.rc_context(style):
         figure = Figure(figsize=(1, 1))
         figure.text(0.5, 0.5, "text")

@@ -114,12 +114,14 @@ def test_names_and_settings_are_escaped_in_the_page():
     assert "&lt;b&gt;&amp;" in page
 
 
-def test_statistics_alone_are_enough(tmp_path, capsys):
+def test_statistics_alone_are_enough(tmp_path):
     """Loss and accuracy are missing, or the loss is not positive."""
     metrics.Log(tmp_path / "a").write(1, {"total/steps": 1, "total/bytes_sent": 5, "total/density": 0.1})
     metrics.Log(tmp_path / "b").write(1, {}, loss=-1.0)
-    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path)]) == 0
-    assert rows(capsys.readouterr().out)["density"] == ["0.1", "-"]
+    runs = read_runs([tmp_path / "a", tmp_path / "b"])
+    assert rows(report.text(runs))["density"] == ["0.1", "-"]
+    assert report.differences(runs) == {}
+    assert report.draw(runs)
 
 
 def test_missing_records_are_named(tmp_path, topka, monkeypatch, capsys):

@@ -7,11 +7,10 @@ import logging
 import numpy as np
 import pytest
 from exchanges import every_way
-from laws import Case, check_exchange, digest_of, everywhere, make, own_vector, same_bits
+from laws import Case, check_exchange, content, digest_of, everywhere, make, own_vector, same_bits
 
 from horovod_sparse.collectives import auto
 from horovod_sparse.costs.accuracy import KEEP
-from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.network import Link
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.law
 SIZE, K = 1_000_000, 10_000
 
 
-def test_dense_wins_on_a_fast_network_and_asks_for_everything(transport, network):
+def test_dense_wins_on_a_fast_network(transport, network):
     network("fast")
     collective = make(transport, "auto")
     assert everywhere(transport, collective.decide(SIZE, K) and collective.choice == "dense")
@@ -37,7 +36,7 @@ def test_sparse_wins_on_a_slow_network_and_dense_at_a_high_density(transport, ne
     assert everywhere(transport, choices[0] != "dense" or transport.size == 1)
 
 
-def test_what_was_measured_decides_alike_on_every_rank(transport):
+def test_measured_costs_lead_to_the_same_choice_on_every_rank(transport):
     collective = make(transport, "auto")
     for size, k in ((1000, 10), (SIZE, K), (SIZE, SIZE // 3), (SIZE, 0)):  # 0: all of it is held
         collective.decide(size, k)
@@ -46,7 +45,7 @@ def test_what_was_measured_decides_alike_on_every_rank(transport):
 
 
 def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(transport):
-    """Each has its own connection. The second takes over what the first has measured, so they cannot choose apart."""
+    """Connections differ. The second exchange inherits the measurements of the first, so that both choose alike."""
     figures, earlier = [], []
     for _ in range(2):
         connection = transport.duplicate()
@@ -56,20 +55,11 @@ def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(tr
     assert everywhere(transport, figures[0] == figures[1])
 
 
-def test_the_fastest_is_chosen_even_if_it_saves_little(transport, network, monkeypatch):
-    network("slow")
-    costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2.9), ("topka", 3), ("dense", 9))]
-    monkeypatch.setattr(auto, "table", lambda *_, **__: costs)
-    collective = make(transport, "auto")
-    collective.decide(SIZE, K)
-    assert everywhere(transport, collective.choice == ("oktopk" if transport.size > 1 else "dense"))
-
-
 @pytest.mark.parametrize(("settings", "kept"), [({}, KEEP), ({"keep": 8}, 8)])
 def test_all_candidates_are_equally_accurate_and_priced_as_they_are_run(
     transport, network, monkeypatch, settings, kept
 ):
-    """What cuts the sum returns most of it to where it came from: gTopk, SparDL, and Ok-Topk unless owners keep it."""
+    """gTopk, SparDL and Ok-Topk without keep are left out: they return most of what they cut to its senders."""
     network("slow")
     priced, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *given: priced.append(given[-1]) or table(*given))
@@ -89,13 +79,13 @@ def test_fewer_sums_than_are_equally_accurate_are_refused(keep):
 
 
 @pytest.mark.mpi
-def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
+def test_auto_decides_once_per_size_and_k(transport, network, monkeypatch):
     network("slow")
     calls, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
     collective, numbers = (
         make(transport, "auto"),
-        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K)],
+        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K), (SIZE, K)],
     )
     for size, k in numbers:
         collective.decide(size, k)
@@ -103,7 +93,7 @@ def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
 
 
 def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network):
-    """Ok-Topk goes on with its thresholds as if nothing had come between, and what both send is counted."""
+    """Ok-Topk continues with its thresholds; the bytes of both algorithms are counted."""
     network("slow")
     collective, other = make(transport, "auto"), make(transport, "topkdsa")
     alone = make(transport, "oktopk", keep=KEEP)
@@ -149,7 +139,7 @@ def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
 
 
 @pytest.mark.mpi
-def test_one_rank_is_dense_and_silent(transport, caplog):
+def test_one_rank_sends_dense_without_a_log(transport, caplog):
     alone = transport.by_node(1).own
     with caplog.at_level(logging.INFO, "horovod_sparse"):
         collective = make(alone, "auto")
@@ -159,9 +149,7 @@ def test_one_rank_is_dense_and_silent(transport, caplog):
 
 @pytest.mark.mpi
 @every_way
-def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format_of_the_wire(
-    transport, monkeypatch, put
-):
+def test_auto_measures_for_the_buckets_dtype_device_and_wire_format(transport, monkeypatch, put):
     likes, widths = [], []
     table, compute = auto.table, auto.measure_compute(transport.channel(), np.empty(0, np.float32))
     monkeypatch.setattr(auto, "measure_network", lambda *given: likes.append(given[2]) or (Link(50e-6, 8e-9), None))
@@ -185,11 +173,14 @@ def test_a_state_with_another_choice_is_refused(transport):
         collective.load_state_dict({**collective.state_dict(), "choice": "gtopk"})
 
 
-def test_a_restored_choice_stays_in_force(transport, network):
+def test_a_restored_choice_stays_in_force_with_the_states_of_all_algorithms(transport, network):
     network("slow")
     one, other = make(transport, "auto"), make(transport, "auto")
+    one.choice = "oktopk"
+    one.allreduce(own_vector(Case(5000, "random", seed=1), transport), 50)
     one.decide(SIZE, K)
     other.load_state_dict(one.state_dict())
+    assert everywhere(transport, content(other.state_dict()) == content(one.state_dict()))
     network("fast")
     other.decide(SIZE, K)
     assert everywhere(transport, other.choice == one.choice)

@@ -41,8 +41,8 @@ def test_only_entries_that_change_ranks_are_sent(transport):
     assert transport.traffic.bytes_sent == 0
 
 
-def ways(counts):
-    """Longest ways of a gathering, as it is and after balancing; what a rank sends and receives at most after it.
+def path_lengths(counts):
+    """Return the critical path of an allgather without and with balancing, and the most that a rank sends and receives.
 
     All in entries, which are moved one by one here.
     """
@@ -65,7 +65,7 @@ def test_the_shorter_gathering_is_chosen_and_bounded_at_every_world_size(ranks, 
     counts = data.draw(st.lists(kinds, min_size=ranks, max_size=ranks))
     if data.draw(st.booleans()):  # all on one rank
         counts = [sum(counts) * (rank == counts[0] % ranks) for rank in range(ranks)]
-    plain, balanced, sent, received = ways(counts)
+    plain, balanced, sent, received = path_lengths(counts)
     assert saving(counts) == plain - balanced
     whole, others = sum(counts), ranks - 1
     assert min(plain, balanced) <= 2 * whole * others / ranks + others

@@ -22,15 +22,6 @@ def test_the_total_is_k_sparse(transport, case):
     assert len(check_exchange(transport, make(transport, "gtopk", case.dtype), case).total) <= case.k
 
 
-def test_the_largest_are_kept_and_ties_go_to_the_lower_index(transport):
-    rank, ranks = transport.rank, transport.size
-    total = make(transport, "gtopk").allreduce(sparse([rank, 50], [rank + 1, 100]), 2).total
-    assert everywhere(transport, total.indices.tolist() == [ranks - 1, 50])
-    assert everywhere(transport, total.values.tolist() == [ranks, 100 * ranks])
-    tied = make(transport, "gtopk").allreduce(sparse([3, 5, 9], [1, -1, 1]), 2).total
-    assert everywhere(transport, tied.indices.tolist() == [3, 5])
-
-
 def test_a_contribution_dropped_by_a_merge_is_returned_even_if_its_index_survives(transport):
     """The last rank's entry at 7 survives; others' smaller ones at 7 are dropped by merges before they meet it."""
     ranks, last = transport.size, transport.size - 1

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from laws import Case, check_exchange, dense, everywhere, make, own_vector, summed
 
-from horovod_sparse.collectives import Hierarchical
 from horovod_sparse.vector import SparseVector
 
 pytestmark = pytest.mark.law
@@ -66,16 +65,3 @@ def test_a_node_with_a_dense_total_is_summed_with_one_with_a_sparse_total(transp
     total = dense(collective.allreduce(vector, 10).total)
     ranks = transport.size
     assert everywhere(transport, np.array_equal(total, np.where(np.arange(size) < 3, ranks, min(ranks, 2))))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"inner": "hierarchical"}, "inner must be one of topka, .*not 'hierarchical'"),
-        ({"outer": "ring"}, "outer must be one of .*not 'ring'"),
-        ({"node_ranks": 0}, "node_ranks must be an integer of at least 1, not 0"),
-    ],
-)
-def test_invalid_combinations_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Hierarchical.Options.read(settings)

@@ -166,7 +166,7 @@ def test_indices_above_2_to_the_24_and_boundary_sums_above_2_to_the_32_stay_exac
 
 
 def test_bytes_sent_equal_bytes_received(transport, name, settings):
-    """Also where messages travel around a ring: they are long in the second step."""
+    """The long messages of the second case take the ring."""
     traffics = []
     for case in (Case(5000, "everything"), Case(50_000, "everything", dtype="float64")):
         collective = make(transport, name, case.dtype, **settings)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import everywhere, on_nodes, same_bits, summed
+from pipelines import own, residual, run
 from rules import LIKE
 
-from horovod_sparse.config import Compression, parse
+from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Conditions, Mode, Momentum
+from horovod_sparse.rules import Momentum
 
 pytestmark = pytest.mark.law
-SIZE = 10_000
+SIZE = 2_600  # ten blocks of signs and a shorter one
 
 
-def run(transport, spec, steps):
-    """Run the pipeline; return it, and the sum of all ranks' gradients minus what was delivered."""
+def train(transport, spec, steps):
+    """Run some steps; return the pipeline, and the sum of all ranks' gradients minus what was delivered."""
     pipeline = pipeline_for(parse(spec), SIZE, LIKE, transport)
-    owed, generator = np.zeros(SIZE), np.random.default_rng(transport.rank)
+    owed, generator = np.zeros(SIZE), own(transport)
     for _ in range(steps):
         gradient = generator.standard_normal(SIZE).astype(np.float32)
-        output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions())
+        output = run(pipeline, gradient)
         assert same_bits(transport, output)
         owed += summed(transport, gradient) - output
     return pipeline, owed
@@ -31,28 +31,10 @@ def run(transport, spec, steps):
 @pytest.mark.parametrize("wire", ["log4", "fitted3", "fitted2"])
 @pytest.mark.parametrize("collective", ["topka", "oktopk"])
 def test_rounding_errors_of_a_selection_are_delivered_later(transport, collective, wire):
-    pipeline, owed = run(transport, f"{collective}:density=0.1,wire={wire}", 150)
-    held = pipeline.state_dict()["memory"]["residual"]
+    pipeline, owed = train(transport, f"{collective}:density=0.1,wire={wire}", 80)
+    held = residual(pipeline)
     assert everywhere(transport, np.allclose(summed(transport, held), owed, atol=1e-2))
     assert everywhere(transport, np.abs(held).max() < 60)
-
-
-@pytest.mark.parametrize("wire", ["fitted3", "fitted2"])
-@pytest.mark.parametrize("collective", ["topka", "oktopk", "dense"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_nonfinite_gradient_does_not_enter_a_residual(transport, collective, wire, bad):
-    density = "" if collective == "dense" else "density=0.1,"
-    pipeline = pipeline_for(parse(f"{collective}:{density}wire={wire}"), SIZE, LIKE, transport)
-    generator, finite = np.random.default_rng(transport.rank), []
-    for number in range(4):
-        gradient = generator.standard_normal(SIZE).astype(np.float32)
-        if number == 1 and transport.rank == 0:
-            gradient[5] = bad
-        output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions())
-        finite.append(bool(np.isfinite(output).all()))
-    assert everywhere(transport, finite == [True, False, True, True])
-    assert everywhere(transport, np.isfinite(pipeline.state_dict()["memory"]["residual"]).all())
 
 
 @pytest.mark.parametrize(
@@ -63,9 +45,9 @@ def test_a_nonfinite_gradient_does_not_enter_a_residual(transport, collective, w
 def test_rounding_errors_of_dense_steps_are_delivered_later(transport, wire, bits, node_ranks):
     if node_ranks:
         transport = on_nodes(transport, node_ranks)
-    steps = 300
-    pipeline, owed = run(transport, f"dense:wire={wire}", steps)
-    held = pipeline.state_dict()["memory"]["residual"]
+    steps = 100
+    pipeline, owed = train(transport, f"dense:wire={wire}", steps)
+    held = residual(pipeline)
     assert everywhere(transport, np.allclose(summed(transport, held), owed, atol=1e-2))
     assert everywhere(transport, np.abs(held).max() < (30 if wire in ("sign", "fitted2") else 10))
     if transport.nodes_for_sums():
@@ -78,11 +60,10 @@ def test_rounding_errors_of_dense_steps_are_delivered_later(transport, wire, bit
 @pytest.mark.parametrize("wire", ["bfloat16", "log8", "sign"])
 def test_dense_steps_at_the_start_are_exact(transport, wire):
     pipeline = pipeline_for(parse(f"dense:wire={wire},dense_steps=2"), SIZE, LIKE, transport)
-    generator = np.random.default_rng(transport.rank)
+    generator = own(transport)
     for number in range(4):
         gradient = (generator.integers(-800, 800, SIZE) / 8).astype(np.float32)
-        output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions())
+        output = run(pipeline, gradient)
         exact = np.array_equal(output, summed(transport, gradient))
         assert everywhere(transport, exact == (number < 2))
         assert everywhere(transport, pipeline.state_dict()["memory"]["residual"].any() == (not exact))
@@ -93,12 +74,11 @@ def test_signs_of_the_momentum_deliver_as_much_as_momentum(transport):
     """The optimizer's buffer holds what was delivered, and what the dense steps at the start left in it."""
     size, steps, warm = 520, 300, 30
     pipeline = pipeline_for(parse(f"onebit:memory=momentum,dense_steps={warm}"), size, LIKE, transport)
-    generator, left, norms = np.random.default_rng(transport.rank), np.zeros(size), []
+    generator, left, norms = own(transport), np.zeros(size), []
     buffer, exact, velocity, moved, plainly = (np.zeros(size) for _ in range(5))
     for number in range(steps):
         gradient = (1 + generator.standard_normal(size) * np.geomspace(0.5, 2, size)).astype(np.float32)
-        output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions(momentum=Momentum(0.9)))
+        output = run(pipeline, gradient, momentum=Momentum(0.9))
         pipeline.commit()  # the optimizer's step
         assert same_bits(transport, output)
         buffer, exact = 0.9 * buffer + output, 0.9 * exact + summed(transport, gradient.astype(np.float64))
@@ -121,16 +101,9 @@ def test_signs_of_the_momentum_deliver_as_much_as_momentum(transport):
 def test_rounding_within_a_node_works_with_masked_momentum(transport):
     spec = "hierarchical:density=0.1,inner=dense,outer=dense,node_ranks=2,memory=momentum,masking=True,momentum=0.5"
     pipeline = pipeline_for(parse(f"{spec},wire=bfloat16"), SIZE, LIKE, transport)
-    generator = np.random.default_rng(transport.rank)
+    generator = own(transport)
     for _ in range(20):
         gradient = generator.standard_normal(SIZE).astype(np.float32)
-        output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions())
+        output = run(pipeline, gradient)
         assert same_bits(transport, output)
         assert everywhere(transport, np.isfinite(output).all() and output.any())
-
-
-def test_without_a_wire_format_nothing_is_rounded_or_kept():
-    assert Compression.dense().mode is Mode.ALL
-    assert Compression.dense(wire="bfloat16").mode is Mode.ALL_ROUNDED
-    assert parse("dense:wire=bfloat16") == Compression.dense(wire="bfloat16")

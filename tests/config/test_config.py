@@ -153,13 +153,14 @@ def test_options_cannot_be_names():
 
 
 def test_a_configuration_is_a_value():
-    """Equal if and only if its facts are, whatever the order; frozen, hashable, and the same after a pickle."""
+    """Equal if and only if the facts are, in any order; frozen, hashable, and equal after pickling."""
     sparses = [
         hvs.parse(spec)
         for spec in (*documented(), *(f"{one}:threshold=0.5" if one == "threshold" else one for one in PRESETS))
     ]
-    for one, other in itertools.product(sparses, repeat=2):
-        assert (one == other) == (one.facts() == other.facts())
+    facts = [one.facts() for one in sparses]
+    for (one, its), (other, others) in itertools.product(zip(sparses, facts, strict=True), repeat=2):
+        assert (one == other) == (its == others)
         assert one != other or hash(one) == hash(other)
     for one in sparses:
         assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own
@@ -182,7 +183,7 @@ def test_a_configuration_is_a_value():
         ("randomk:seed=1", "randomk", False),
     ],
 )
-def test_only_what_can_change_a_result_counts(one, other, equal):
+def test_configurations_differ_by_what_can_change_a_result(one, other, equal):
     assert (hvs.parse(one) == hvs.parse(other)) == equal
     assert (hvs.parse(one).facts() == hvs.parse(other).facts()) == equal
 
@@ -318,7 +319,7 @@ def test_k_is_the_density_rounded_and_at_least_one(density, size):
 
 
 @pytest.mark.parametrize("kind", ["sparsifier", "memory", "collective", "schedule"])
-def test_build_makes_what_was_named(kind):
+def test_build_makes_the_named_rules(kind):
     from mpi4py import MPI
 
     from horovod_sparse.transport.mpi import MPITransport

@@ -1,4 +1,4 @@
-"""Functions run in order on one thread, which ends when it is closed or nobody can submit any more."""
+"""Functions run in order on one thread, which ends on close() or with its object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_functions_run_one_at_a_time_in_the_order_of_submission():
     assert thread_of(background).name == "a name"
 
 
-def test_an_exception_is_the_futures_and_the_thread_goes_on():
+def test_an_exception_is_set_on_the_future_and_the_thread_continues():
     background = Background("")
     future = background.submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""A process that fails or leaves ends the job, nobody waits for it, and what it replaced elsewhere is given back."""
+"""A process that fails or leaves ends the job instead of blocking it; replaced functions are restored."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_close_completes_what_is_in_progress_and_can_be_called_again():
     assert (result.returncode, result.stdout) == (0, "closed twice\n"), result.stderr
 
 
-def test_a_function_is_replaced_once_and_given_back_unless_somebody_else_has_replaced_it():
+def test_a_replaced_function_is_restored_unless_other_code_has_replaced_it_since():
     lifecycle, (library, other) = Lifecycle(), (SimpleNamespace(double=lambda x: 2 * x) for _ in range(2))
     original = library.double
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_a_rank_that_exits_completes_what_the_others_wait_for(leave, what):
         ),
     ],
 )
-def test_an_exception_raised_while_step_waits_is_not_held_back(leave, how, reason):
+def test_an_exception_raised_while_step_waits_is_not_delayed(leave, how, reason):
     result, seconds = leave(how)
     assert result.returncode != 0
     assert re.search(f"rank 1: {reason}", result.stderr), result.stderr

@@ -26,7 +26,7 @@ def test_a_farewell_takes_two_messages_per_doubling_of_the_ranks(size):
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
-def test_some_rank_that_stays_hears_of_some_rank_that_has_left(size):
+def test_a_remaining_rank_receives_a_farewell(size):
     for number in range(1, size):
         for left in itertools.combinations(range(size), number):
 

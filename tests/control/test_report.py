@@ -1,4 +1,4 @@
-"""A rank that stalls is named by those that wait for it, and ends the job where that is asked for."""
+"""A stalled rank is named by the ranks that wait for it, and ends the job after the limit."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_a_wait_is_reported_again_and_again_and_ended_once():
 
 
 def snapshot(*calls, **exchanges):
-    """What a process is doing: exchanges by their numbers, ``e1=(step, bucket, stage)``."""
+    """Return the snapshot of a process: its calls, and exchanges by number, ``e1=(step, bucket, stage)``."""
     return Snapshot(calls, {int(name[1:]): Progress(*place) for name, place in exchanges.items()})
 
 
 def reported(wait, answers, left=()):
-    """Where the rank waits, and what it says of the others."""
+    """Return where the rank waits, and its descriptions of the others."""
     where, others = wait.report(answers, left).split(": ", 1)
     return where, set(others.split("; "))
 
@@ -143,7 +143,7 @@ def test_two_ranks_that_wait_in_different_optimizers_do_not_contradict_each_othe
     assert others == {"rank 0: missing, waits in stage agree of bucket 0 of step 3"}
 
 
-def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
+def test_ranks_that_cannot_be_queried_yet_are_reported_as_missing():
     where, others = reported(Wait(snapshot("DistributedOptimizer()"), None, "DistributedOptimizer()"), {})
     assert where == "DistributedOptimizer()"
     assert others == {"some ranks are missing (which ones is unknown until all ranks have completed a call together)"}
@@ -168,7 +168,7 @@ def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
     ],
     ids=" ".join,
 )
-def test_a_rank_that_stays_away_from_a_call_before_the_first_step_is_missed_and_ends_the_job(arguments, where, who):
+def test_a_rank_absent_from_a_call_before_the_first_step_is_reported_and_ends_the_job(arguments, where, who):
     """The limits are 4 and 8 seconds."""
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "4", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8"}
     result = launch.python(str(PROGRAM.with_name("absent.py")), *arguments, ranks=3, limit=60, **limits)

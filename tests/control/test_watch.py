@@ -1,4 +1,4 @@
-"""The watch of a process knows who waits where and who has left, and asks a rank that does not answer only once."""
+"""The watch reports where ranks wait and which have left, and queries a silent rank only once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_rank_that_ends_mpi_or_its_program_ends_the_job_with_its_name(way):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("way", "said"), [("daemon", "KeyError: 'the data set is gone'"), ("some ranks", "")])
-def test_a_helper_threads_error_and_a_rank_missed_by_nobody_do_not_end_the_job(way, said):
+def test_errors_of_daemon_threads_and_ranks_outside_the_call_do_not_end_the_job(way, said):
     """In other threads, an uncaught exception does: see ``test_lifecycle.py``."""
     status, errors = run(way)
     assert status == 0, errors
@@ -106,7 +106,7 @@ def test_a_call_that_stalls_is_reported_before_it_ends_the_job(way, who):
 
 
 class Program:
-    """Stands in for a process whose program waits in no call."""
+    """Fake process whose program waits in no call."""
 
     job = SimpleNamespace(rank=MPI.COMM_WORLD.Get_rank(), size=3)
     calls = ()
@@ -118,7 +118,7 @@ class Program:
 
 
 class Worker:
-    """Stands in for a worker that has come so far and no further; weakly referenced, as a worker is."""
+    """Fake worker with given progress; weakly referenced, as a worker is."""
 
     def __init__(self, *steps):
         self.steps, self.stage = iter(steps), "agree"
@@ -141,7 +141,7 @@ def hasty(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Ranks that were asked, of the communicator."""
+    """Ranks that were queried."""
     ranks, post = [], MPITransport.post
 
     def recording_post(self, content, rank, kind):
@@ -160,7 +160,7 @@ def until(condition, limit=30):
 
 
 @pytest.mark.mpi
-def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, transport, caplog, hasty, asked):
+def test_a_silent_rank_is_queried_once_and_its_late_answer_is_used(hvd, transport, caplog, hasty, asked):
     transport, last, watching, worker = transport.duplicate(), transport.size - 1, Watch(Program()), Worker()
     stopped = watching._lock if transport.rank == last else contextlib.nullcontext()
     if transport.rank == last:
@@ -183,9 +183,7 @@ def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, trans
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("missing", [None, 0])
-def test_only_the_first_rank_that_waits_after_a_missing_one_queries_all_and_reports(
-    hvd, transport, caplog, hasty, asked, missing
-):
+def test_only_the_first_waiting_rank_after_a_missing_one_reports(hvd, transport, caplog, hasty, asked, missing):
     transport, watching, worker = transport.duplicate(), Watch(Program()), Worker()
     rank, ranks, reporter = transport.rank, transport.size, 0 if missing is None else 1
     worker.stage = "" if rank == missing else "exchange"
@@ -206,7 +204,7 @@ def test_only_the_first_rank_that_waits_after_a_missing_one_queries_all_and_repo
 
 
 @pytest.mark.mpi
-def test_a_rank_that_leaves_the_report_to_an_earlier_one_ends_the_job_if_that_does_not(hvd, transport, hasty):
+def test_a_rank_ends_the_job_if_the_reporting_rank_does_not(hvd, transport, hasty):
     """The earlier one may have begun to wait much later; here, it never reports."""
     transport, watching, worker, reasons = transport.duplicate(), Watch(Program()), Worker(), []
     watching._process.abort = reasons.append
@@ -239,7 +237,7 @@ def test_a_farewell_reaches_the_group_of_a_deleted_exchange_but_not_one_of_all_r
 
 
 @pytest.mark.mpi
-def test_a_wait_that_goes_on_is_not_reported(hvd, transport, caplog, hasty):
+def test_progress_is_not_reported_as_a_stall(hvd, transport, caplog, hasty):
     watching, worker = Watch(Program()), Worker(*range(10**4))
     worker.stage = "exchange"
     watching.add(transport.duplicate(), weakref.ref(worker), Limits(0.3, 0))

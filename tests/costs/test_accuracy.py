@@ -1,4 +1,4 @@
-"""What is quoted of measured accuracy, and that the documentation has the same figures."""
+"""Quoted accuracies are those of the nearest measurements, and equal the documentation's."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def fresh(transport):
 
 
 class Wire:
-    """Stands for the exchange of messages: a link whose time passes in ``clock`` alone."""
+    """Fake link, whose time passes in ``clock`` only."""
 
     def __init__(self, alpha, beta):
         self.alpha, self.beta, self.clock = alpha, beta, 0.0
@@ -82,7 +82,7 @@ def test_figures_of_one_communicator_dtype_or_device_are_not_those_of_another(fr
 
 
 @pytest.mark.parametrize(("alpha", "rate"), [(1e-6, 10e6), (1e-6, 100e9), (30e-6, 1e9), (1e-3, 10e6), (1e-3, 100e9)])
-def test_a_link_is_known_in_under_a_second_whatever_its_speed(fresh, monkeypatch, rate, alpha):
+def test_links_of_any_speed_are_measured_in_under_a_second(fresh, monkeypatch, rate, alpha):
     wire = Wire(alpha, beta=8 / rate)
     monkeypatch.setattr(measure, "_message_seconds", wire.seconds)
     link = measure_link(fresh)

@@ -1,4 +1,4 @@
-"""What the backward pass hides: the closed form against a simulation of the buckets, one after the other."""
+"""The closed form of the exposed time equals a simulation bucket by bucket."""
 
 from __future__ import annotations
 

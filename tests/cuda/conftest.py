@@ -1,4 +1,4 @@
-"""Where there is no GPU, a stand-in for CuPy takes its place (devices.py): the same tests run on it."""
+"""Without a GPU, the same tests run on an emulation of CuPy (devices.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host time of a step with many parameters, as the number of calls into torch and CuPy; the stand-in counts them."""
+"""Host time of a step with many parameters, as the number of calls into torch and CuPy; the emulation counts them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def at_once(function: Any) -> Future[Any]:
 def test_calls_do_not_grow_with_the_number_of_parameters(
     transport: Any, monkeypatch: pytest.MonkeyPatch, hold_zeros: bool
 ) -> None:
-    """As for DDP with ``hold_zeros``. For each parameter there is one array, and a look at the current stream."""
+    """One array and one query of the current stream per parameter; DDP sets ``hold_zeros``."""
     device = EmulatedDevice()
     monkeypatch.setattr(layout, "device_of", lambda _: device)
     gradients = [torch.ones(40, 40) if i % 2 else torch.ones(40) for i in range(PARAMETERS)]
@@ -61,7 +61,7 @@ def test_calls_do_not_grow_with_the_number_of_parameters(
         with Operations() as operations:
             for bucket in worker.buckets:
                 for key in bucket.layout.keys:
-                    worker.put(bucket, key, gradients[int(key)])
+                    worker.put(key, gradients[int(key)])
             worker.collect()
             worker.finish()
     buckets = len(worker.buckets)

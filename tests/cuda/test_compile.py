@@ -20,7 +20,7 @@ MODULES = {"coding", "convert", "quantize", "select", "sketch", "statistics", "v
     "arch", ["90", *(pytest.param(arch, marks=pytest.mark.nightly) for arch in ("70", "80", "100"))]
 )
 def test_kernels_compile_ahead(arch: str, tmp_path: Path) -> None:
-    """With the real CuPy, in a process of its own: this one may have the stand-in."""
+    """With the real CuPy, in a new process, as this one may have the emulation."""
     for program in (COMPILE, READ):
         run = subprocess.run(
             [sys.executable, "-c", program.format(arch=arch)],

@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.skipif(not emulated(), reason="only emulated arrays ar
 
 @contextmanager
 def there() -> Iterator[None]:
-    """Tensors of the CPU pretend to be on the device."""
+    """Treat tensors of the CPU as device tensors during the block."""
     device = EmulatedDevice()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "device_of", lambda _: device)
@@ -64,7 +64,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
         for step in range(steps):
             generator = torch.Generator().manual_seed(step + 10 * transport.rank)
             for key, shape in enumerate(SHAPES):
-                worker.put(worker.bucket_of(str(key)), str(key), torch.randn(shape, generator=generator))
+                worker.put(str(key), torch.randn(shape, generator=generator))
             worker.collect()
             worker.finish()
             worker.confirm()

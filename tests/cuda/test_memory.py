@@ -13,7 +13,7 @@ import torch
 from devices import emulated, to_host
 
 from horovod_sparse.engine.cuda import array_over, nonzero, pointer_to
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 
 PLACE = "cpu" if emulated() else "cuda:0"  # tensors of the CPU pretend to be on the device
 
@@ -61,7 +61,7 @@ def test_memory_in_a_reference_cycle_is_freed() -> None:
     assert alive() is None
 
 
-@pytest.mark.parametrize("check", [Host().nonzero, nonzero], ids=["host", "device"])
+@pytest.mark.parametrize("check", [Device().nonzero, nonzero], ids=["host", "device"])
 def test_only_zeros_count_as_zero(check: Any) -> None:
     """The smallest numbers, whose squares are zero, and nonfinite numbers at any position do not."""
     last = torch.zeros(1000)

@@ -1,4 +1,4 @@
-"""What only a real device shows: streams, memory, and that nothing waits. Not collected where there is none."""
+"""Tests that need a real device: streams, memory, and no synchronization. Not collected without one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def work(device: Any) -> Iterator[None]:
 
 
 def calls(gradient: Any, buffer: Any, half: Any) -> dict[str, Callable[[], Any]]:
-    """What must not wait for the device."""
+    """Return calls that must not wait for the device."""
     indices, values = cupy.arange(K, dtype=np.int32) * 7, cupy.ones(K, np.float32)
     sketch = cupy.zeros(cuda.sketch_length(N, 0.4, 3), np.float32)
     return {
@@ -58,7 +58,7 @@ def calls(gradient: Any, buffer: Any, half: Any) -> dict[str, Callable[[], Any]]
     "name", list(calls(cupy.empty(N, np.float32), cupy.empty(N, np.float32), cupy.empty(99, np.float16)))
 )
 def test_nothing_waits_for_the_device(name: str, work: None) -> None:
-    """Whatever waits cannot be captured in a graph."""
+    """A call that waits cannot be captured in a graph."""
     call = calls(on_device(normal(N)), on_device(normal(N, seed=1)), cupy.empty(99, np.float16))[name]
     for _ in range(2):  # compiles, and leaves free memory behind
         call()
@@ -89,7 +89,7 @@ def test_a_captured_selection_is_right(work: None) -> None:
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01])
-def test_memory_beside_the_residual(density: float, work: None) -> None:
+def test_memory_in_addition_to_the_residual(density: float, work: None) -> None:
     n = 25_600_000
     gradient, buffer = cupy.ones(n, np.float32), cupy.zeros(n, np.float32)
     torch.cuda.empty_cache()  # a block of another test's, a little larger than needed, would count as a whole
@@ -189,7 +189,7 @@ def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> Non
 
 
 def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -> None:
-    """A long product on torch's stream, a sum beside it, a copy on torch's stream: in this order."""
+    """A long product on torch's stream, a concurrent sum, a copy on torch's stream: in this order."""
     a = torch.full((4096, 4096), 1 / 4096, device=GPU)
     for _ in range(3):
         total = torch.zeros(4096 * 4096, device=GPU)

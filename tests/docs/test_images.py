@@ -1,4 +1,4 @@
-"""Images of the documentation are legible on dark pages: black text needs a background of its own."""
+"""Images of the documentation are legible on dark pages: black text needs a light background."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from horovod_sparse.engine.device import Host, device_of, real_dtype
+from horovod_sparse.engine.device import Device, device_of, real_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from horovod_sparse.engine.device import Host, device_of, real_dtype
 )
 def test_an_array_shares_the_tensors_memory(dtype, expected, sent):
     tensor = torch.arange(6, dtype=dtype).view(2, 3)
-    array = Host().array_of(tensor)
+    array = Device().array_of(tensor)
     assert array.dtype == expected
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
     array[4] = 7

@@ -45,7 +45,7 @@ def test_precisions_and_param_groups_do_not_share_a_bucket():
     )
 
 
-def test_a_group_is_one_bucket_whatever_its_size():
+def test_a_group_is_one_bucket_of_any_size():
     together = members([100, 100, 100], together=1)
     assert [bucket.size for bucket in plan([*together, *members([100, 100])], 500)] == [300, 100, 100]
 

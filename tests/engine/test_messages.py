@@ -21,7 +21,7 @@ def build():
     return model, wrap(model, parse("topka:density=0.1,dense_below=60"))
 
 
-def test_small_parameters_take_no_round_of_their_own(hvd, comm):
+def test_small_parameters_take_no_extra_round(hvd, comm):
     model, optimizer = build()
     for number in range(5):
         train(optimizer, model, comm.Get_rank(), [number])

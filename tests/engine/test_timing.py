@@ -13,7 +13,7 @@ from horovod_sparse import metrics
 from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
@@ -22,8 +22,8 @@ from horovod_sparse.rules import Conditions
 MS = 1_000_000
 
 
-class Beside(Host):
-    """The CPU, which takes the time of a device's stream: a bucket's work goes on beside that of the backward pass."""
+class SideStream(Device):
+    """The CPU with the timing of a device, whose side stream runs the work of buckets."""
 
     def __init__(self, device):
         self.device = device
@@ -51,7 +51,7 @@ def device(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(metrics.device, "time", clock)
     device = AsynchronousDevice(clock)
-    monkeypatch.setattr(layout, "device_of", lambda _: Beside(device))
+    monkeypatch.setattr(layout, "device_of", lambda _: SideStream(device))
     metrics.clear()
     metrics.enable(device=device)
     yield device
@@ -70,7 +70,7 @@ def test_stages_start_when_the_gradients_are_ready_on_the_device(comm, transport
     waits = device.waits
     with metrics.span("backward"):
         device.launch(30 * MS)
-    worker.put(worker.buckets[0], "weight", torch.ones(2000))
+    worker.put("weight", torch.ones(2000))
     with metrics.span("synchronize"):
         worker.collect()
     assert everywhere(comm, device.waits == waits), "a step waits for nothing but what it has to know"

@@ -1,4 +1,4 @@
-"""The worker starts buckets in their order, whatever order gradients come in."""
+"""The worker starts buckets in order, for any order of the gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from buckets import recording_buckets
 
 from horovod_sparse.control.report import Progress
 from horovod_sparse.engine import layout
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.reading import Reading
+from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Conditions
 
@@ -39,7 +40,7 @@ def put(worker, *keys):
     """Submit ones; return the result tensors."""
     gradients = [torch.ones(10) for _ in keys]
     for key, gradient in zip(keys, gradients, strict=True):
-        worker.put(worker.bucket_of(key), key, gradient)
+        worker.put(key, gradient)
     return gradients
 
 
@@ -63,10 +64,21 @@ def test_a_bucket_waits_for_the_one_before_it(worker, log):
 
 
 def test_an_unused_parameter_is_not_waited_for(worker, log):
-    worker.leave_out(worker.bucket_of(KEYS[0]), KEYS[0])
+    worker.leave_out(KEYS[0])
     put(worker, *KEYS[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
+
+
+def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
+    norms, (buckets, _) = [], recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
+    worker = Worker(lambda _: Reading(Conditions(0.1)), undoable=True, factor_for=lambda norm: norms.append(norm) or 1)
+    worker.confirmed = True
+    worker.add(buckets)
+    worker.put(worker.bucket_of(KEYS[0]), KEYS[0], torch.full((10,), 7.0), hold=True)
+    put(worker, *KEYS[1:])
+    worker.collect()
+    assert norms == pytest.approx([30**0.5])
 
 
 def test_an_error_is_raised_to_the_waiting_thread_and_the_next_step_starts_clean(worker, log):
@@ -93,6 +105,30 @@ def test_an_unconfirmed_step_is_undone_before_the_next(worker, log):
     worker.settle()
     steps, undone = [[0, 10], [0, 10]], ["undone", "undone"]
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
+
+
+def test_a_step_is_collected_exchanged_reduced_and_applied_or_skipped(worker):
+    found = [worker.step.state]
+    for end in (worker.confirm, worker.settle):
+        for act in (lambda: put(worker, *KEYS[:3]), lambda: put(worker, KEYS[3]), worker.finish, end):
+            act()
+            found.append(worker.step.state)
+    until_reduced = [State.COLLECTING, State.EXCHANGING, State.REDUCED]
+    assert found == [State.APPLIED, *until_reduced, State.APPLIED, *until_reduced, State.SKIPPED]
+    with pytest.raises(AssertionError, match="from SKIPPED to APPLIED"):
+        worker.step.enter(State.APPLIED)
+
+
+def test_buckets_that_are_added_to_an_exchanged_step_take_part_in_it(worker, monkeypatch, log):
+    put(worker, *KEYS)
+    parameters = [torch.zeros(10) for _ in range(len(KEYS) + 1)]
+    buckets, _ = recording_buckets(monkeypatch, log, parameters, bucket_bytes=40)
+    worker.add(buckets[-1:])
+    with pytest.raises(AssertionError, match="before its bucket was complete"):
+        worker.collect()
+    put(worker, *buckets[-1].layout.keys)
+    worker.collect()
+    assert [number for number, *_ in log] == [0, 1, buckets[-1].layout.number]
 
 
 def test_only_exchanged_buckets_are_undone_and_only_once(worker, log):
@@ -132,11 +168,7 @@ def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(wor
     assert worker.progress() == Progress(1, 0, "")
 
 
-def test_traffic_is_the_sum_of_the_buckets(worker):
-    assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)
-
-
-class Following(Host):
+class Following(Device):
     """A device that notes whether the gradients still exist when the caller's stream follows its own."""
 
     def __init__(self):
@@ -153,16 +185,16 @@ def device(monkeypatch):
     return made
 
 
-def lend(worker, device, *keys):
-    """Submit gradients that nobody else references."""
+def put_unreferenced(worker, device, *keys):
+    """Submit gradients without other references."""
     device.gradients = [weakref.ref(gradient) for gradient in put(worker, *keys)]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(device, worker, fails):
-    """torch may reuse their memory once nobody references them."""
+    """torch may reuse the memory of gradients without references."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down") if fails else None
-    lend(worker, device, *KEYS)
+    put_unreferenced(worker, device, *KEYS)
     settled(worker)
     assert device.alive == []
     worker.finish()
@@ -177,7 +209,7 @@ def test_gradients_of_an_unfinished_step_are_kept_as_well(device, monkeypatch, l
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     worker = Worker(lambda _: Reading(Conditions(0.1)))
     worker.add(buckets)
-    lend(worker, device, *KEYS[:3])
+    put_unreferenced(worker, device, *KEYS[:3])
     settled(worker)
     del worker, buckets
     gc.collect()

@@ -204,7 +204,7 @@ def test_a_param_group_that_was_removed_is_named(hvd, group, comm, front_end):
     made.backward(0)
     made.step()
     del made.optimizer.param_groups[1]
-    message = rf"rank {comm.Get_rank()}: param group 1 of SGD was removed.*lr=0"
+    message = rf"^rank {comm.Get_rank()}: param group 1 of SGD was removed.*lr=0"
     with pytest.raises(RuntimeError, match=message) if comm.Get_size() > 1 else nullcontext():
         made.model.zero_grad()
         made.backward(1)

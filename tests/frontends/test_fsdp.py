@@ -339,7 +339,7 @@ def test_an_error_after_gradients_were_submitted_leaves_no_step_in_progress(comm
     assert everywhere(comm, worker.progress().position == (1, 0))
     model[0].bias.requires_grad_(True)
     fails(comm, f"rank {rank}: the gradient of 0.bias", lambda: in_parts(model, rank, 1).backward())
-    assert everywhere(comm, worker.interrupted or not worker.collecting)
+    assert everywhere(comm, worker.interrupted or not worker.step.active)
 
 
 def test_parameters_that_were_replaced_are_refused(comm, mesh):

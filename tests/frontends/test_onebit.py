@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from laws import everywhere
@@ -30,11 +29,9 @@ def adamw(model, **settings):
 
 def delivered(optimizer, p):
     """What the exchange has delivered last, as a mean over the ranks."""
-    bucket, segment = optimizer.exchange.selected()[p]
-    held = bucket.pipeline.handover.held
-    assert held.indices is None
-    part = held.values[segment.start : segment.start + segment.size]
-    return bucket.pipeline.gradient_unit * torch.from_numpy(np.asarray(part)).view(p.shape)
+    part = optimizer.exchange.selected[p]
+    assert part.handover.held.indices is None
+    return part.unit * part.part(part.handover.held).view(p.shape)
 
 
 @pytest.mark.parametrize(

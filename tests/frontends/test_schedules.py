@@ -142,6 +142,7 @@ def test_only_the_clock_of_the_host_measures_what_is_exposed(hvd, comm):
         return
     worker, found = optimizer.exchange.worker, []
     for device in ("cpu", "cuda"):
+        worker.leave_out(worker.keys[0])
         worker.buckets[0].layout = replace(worker.buckets[0].layout, torch_device=torch.device(device))
         worker.buckets[0].collected.ended = 500_000_000  # ns after the start
         worker.finish()

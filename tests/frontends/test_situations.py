@@ -8,7 +8,11 @@ same bits, and what a parameter lacks is in the residuals.
 from __future__ import annotations
 
 import functools
+import gc
+import threading
+import time
 import types
+import weakref
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -57,6 +61,11 @@ a_dropped_step                                               refused  refused  r
 a_dropped_step_where_exchanges_are_undoable                  yes      yes      yes      -        -
 exchanged_passes_with_momentum_of_the_compression            refused  refused  refused  -        -
 an_exchanged_pass_after_gradients_were_changed               refused  refused  refused  -        -
+two_steps_with_the_same_gradients_at_density_1               yes      yes      yes      -        -       # local: a second round. arrays: a second exchange
+two_steps_with_the_same_gradients                            refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
+momentum_cleared_by_the_script                               yes      yes      yes      -        -       # local: own momentum of each rank. arrays: know no optimizer
+momentum_moved_by_the_script                                 yes      yes      yes      -        -
+momentum_scaled_by_the_script_at_density_1                   yes      yes      yes      -        -       # below, rank 0 warns
 a_closure                                                    yes      yes      yes      yes      -       # arrays: the call stands in the closure
 two_optimizers_of_one_model                                  yes      yes      yes      yes      -       # arrays: know no optimizer
 an_optimizer_with_its_own_step                               yes      yes      yes      -        -       # local: its momentum stays on the rank
@@ -66,6 +75,7 @@ learning_rates_that_fall_near_0_and_rise_again               yes      yes      y
 two_models_in_turn_and_together                              yes      yes      yes      yes      yes
 ranks_with_fewer_steps                                       yes      yes      -        yes      -       # FSDP2: torch has no join. arrays: as any collective
 going_back_with_reset                                        yes      yes      yes      yes      -       # arrays: make a new one
+a_training_that_ends                                         yes      yes      yes      yes      yes
 resuming_on_the_same_ranks                                   yes      yes      yes      yes      yes
 resuming_on_another_number_of_ranks                          yes      yes      yes      yes      -       # arrays: same ranks only
 an_unknown_compression                                       refused  refused  refused  refused  refused
@@ -560,6 +570,93 @@ def test_an_exchanged_pass_after_gradients_were_changed(front_end, change):
     training.backward(1)
 
 
+def step_twice(training):
+    for step in range(3):
+        training.zero_grad()
+        training.backward(step)
+        training.step()
+        training.step()
+
+
+@situation()
+def test_two_steps_with_the_same_gradients_at_density_1(front_end):
+    front_end.check(step_twice, below=False, dgc=False)
+
+
+@situation(r"RANK: .*momentum .*would count again: call .*step\(\) once")
+@pytest.mark.parametrize("own", [False, True], ids=["", "own"])
+def test_two_steps_with_the_same_gradients(front_end, own):
+    """What is sent stands for a velocity, in which the gradient of one step is not to be seen."""
+    dgc = hvs.Compression.dgc(momentum=0.5, **settings())
+    step_twice(front_end.training(*(dgc, 0.0) if own else (RECOMMENDED, 0.5)))
+
+
+@situation()
+@pytest.mark.parametrize("how", ["deleted", "deleted after state_dict()", "zeroed", "replaced"])
+def test_momentum_cleared_by_the_script(front_end, how):
+    """It begins again, as after loading the state in which the optimizer has begun."""
+    ends = []
+    for clears in (True, False):
+        training = front_end.training(RECOMMENDED, 0.5)
+        initial = training.optimizer.state_dict()
+        train(training)
+        if clears:
+            clear(training.optimizer, how)
+        else:
+            training.optimizer.load_state_dict(initial)
+        train(training)
+        ends.append(training.parameters())
+    assert front_end.everywhere(same(*ends))
+
+
+def clear(optimizer, how):
+    for state in optimizer.state.values():
+        buffer = state["momentum_buffer"]
+        if how == "zeroed":
+            buffer.zero_()
+        elif how == "replaced":
+            state["momentum_buffer"] = torch.zeros_like(buffer)
+    if how == "deleted after state_dict()":
+        optimizer.state_dict()
+    if how.startswith("deleted"):
+        optimizer.state.clear()
+
+
+@situation()
+def test_momentum_moved_by_the_script(front_end):
+    """To the host between two steps, and back."""
+
+    def moving(training):
+        for step in range(6):
+            training.take(step)
+            for state in training.optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"] = state["momentum_buffer"].clone()
+
+    # Of a small layer, nothing is delivered in most steps: its buffer then holds zeros.
+    front_end.check_bits(moving, model=lambda: Model(small=Layer(3)), make=functools.partial(sgd, decay=0))
+
+
+@situation()
+def test_momentum_scaled_by_the_script_at_density_1(front_end, caplog):
+    """Below, what is not delivered yet keeps its size: rank 0 warns once."""
+
+    def scaling(training):
+        for step in range(6):
+            training.take(step)
+            for state in training.optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].mul_(0.5)
+
+    def reports():
+        return [message for message in caplog.messages if "the script changes the momentum of SGD" in message]
+
+    front_end.check(scaling, below=False, dgc=False)
+    assert front_end.everywhere(not reports())
+    scaling(front_end.training(RECOMMENDED, 0.5))
+    assert front_end.everywhere(len(reports()) == (front_end.rank == 0 and front_end.ranks > 1))
+
+
 @situation()
 def test_a_closure(front_end):
     """Horovod's own ``step(closure)`` applies gradients that are not reduced: it is compared with its plain loop."""
@@ -731,6 +828,46 @@ def test_going_back_with_reset(front_end):
         for training in (straight, again):
             train(training)
         assert front_end.everywhere(same(again.parameters(), straight.parameters()))
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@situation()
+def test_a_training_that_ends(front_end, no_collection):
+    """Threads and connections end with the last reference to it, even after a step that was not finished."""
+
+    def threads():
+        return sum(thread.name == "horovod_sparse" for thread in threading.enumerate())
+
+    def begin():
+        training = front_end.training(RECOMMENDED if front_end.replaces_momentum else SPARSE[0])
+        training.take(0)
+        training.backward(1)
+        return training
+
+    begin()  # errors of torch's first imports keep the frames
+    before = threads()
+    training = begin()
+    left = [weakref.ref(connection) for connection in connections(training.exchange)]
+    del training
+    if front_end.name == "FSDP2":  # whose modules refer to themselves
+        gc.collect()
+    deadline = time.monotonic() + 10  # of the watch, too
+    while time.monotonic() < deadline and (threads() > before or any(one() for one in left)):
+        time.sleep(0.05)
+    assert front_end.everywhere(threads() <= before and not any(one() for one in left))
+
+
+def connections(exchange):
+    """Return what torch's connections of an exchange belong to; MPI's are only freed by all ranks together."""
+    transport = getattr(getattr(exchange, "_exchange", exchange), "transport", None)
+    return [transport._connection] if torch_ranks.launched() else []
 
 
 @situation()

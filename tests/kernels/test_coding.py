@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from backends import ALL, CPU, SOME, assert_parity, assert_same
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import REALS, SHAPES, Array, arrays
 
@@ -70,6 +70,7 @@ def test_indices_of_every_kind(case: str) -> None:
     assert_coded(CASES[case])
 
 
+@settings(max_examples=50)
 @given(
     gaps=st.lists(st.integers(0, 5) | st.integers(0, 300) | st.integers(0, 2**24), max_size=90),
     first=st.integers(0, 2**20),
@@ -172,6 +173,7 @@ def test_levels_of_every_kind(bits: int, top: int, shift: int, dtype: Any) -> No
         assert_parity("key_range", values, waiting=1)
 
 
+@settings(max_examples=50)
 @given(data=st.data(), n=st.integers(0, 300), level=st.sampled_from(LEVELS), on=SOME)
 def test_any_numbers(data: st.DataObject, n: int, level: tuple[int, int, int], on: Any) -> None:
     values = data.draw(arrays(data.draw(st.sampled_from(REALS)), n))

@@ -11,7 +11,7 @@ import pytest
 import reference
 from backends import ALL, CPU, SOME, assert_parity, assert_same
 from devices import on_device
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import REALS, SCALES, SHAPES, Array, arrays, assert_same_bits, normal
 
@@ -45,6 +45,7 @@ def assert_quantized(x: Array, bits: int, seed: int, scale: float, on: Any = ALL
         assert_parity("dequantize", codes, units, np.full_like(x, 77), bits, scale, add=add, on=on)
 
 
+@settings(max_examples=50)
 @given(data=st.data(), n=st.integers(0, 600), bits=st.sampled_from(BITS), seed=SEEDS, scale=SCALES, on=SOME)
 def test_small_buffers(data: st.DataObject, n: int, bits: int, seed: int, scale: float, on: Any) -> None:
     assert_quantized(data.draw(arrays(data.draw(st.sampled_from(REALS)), n)), bits, seed, scale, on)
@@ -67,7 +68,7 @@ def test_sizes(bits: int, n: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("lead", [1, 2, 4])
 def test_parts_of_arrays_on_the_device(dtype: Any, bits: int, lead: int) -> None:
-    """Buffers and codes that begin where nothing can be read as a whole."""
+    """Buffers and codes whose addresses are not aligned for vector loads."""
     x = normal(2000).astype(dtype)
     whole = on_device(x)
     codes, units = cuda.quantize(whole[lead:], bits, 3)
@@ -91,6 +92,7 @@ def test_blocks_beyond_float32(bits: int, size: float) -> None:
 # --- laws ----------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(data=st.data(), n=st.integers(1, 600), bits=st.sampled_from(BITS), seed=SEEDS)
 def test_every_element_is_rounded_to_an_adjacent_level(data: st.DataObject, n: int, bits: int, seed: int) -> None:
     dtype = data.draw(st.sampled_from(REALS))
@@ -137,11 +139,6 @@ def test_only_a_nonfinite_block_becomes_nan(bits: int, bad: float, dtype: Any) -
     result = restored(x, bits)
     assert np.isnan(result[256:512]).all()
     np.testing.assert_array_equal(np.delete(result, np.s_[256:512]), level)
-
-
-def test_a_block_beyond_float32_becomes_nan() -> None:
-    assert np.isnan(restored(np.full(10, 1e300), 8)).all()
-    assert (restored(np.full(10, 1e-300), 8) == 0).all(), "the least unit is that of float32"
 
 
 def test_seeds_and_blocks_are_independent() -> None:

@@ -19,7 +19,7 @@ def test_memory_that_fits_is_reused_once_no_view_refers_to_it():
     again = scratch.empty(40_000, LIKE, np.float64)
     assert (again.size, again.dtype, again.ctypes.data) == (40_000, np.float64, place)
     assert again.flags.writeable
-    assert not np.shares_memory(again, scratch.empty(40_000, LIKE))
+    assert not np.shares_memory(again, scratch.empty(40_000, LIKE, np.float64))
 
 
 def test_no_more_blocks_are_kept_than_were_in_use_at_the_same_time():

@@ -101,10 +101,10 @@ def four_parts(format_: Any) -> list[tuple[int, Array]]:
 
 
 def many_small() -> list[tuple[int, Array]]:
-    return [(40 * i, normal(i % 41, seed=i)) for i in range(1500)]
+    return [(40 * i, normal(i % 41, seed=i)) for i in range(500)]
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(
     case=accumulations(),
     share=st.sampled_from([0.0, 1.0]) | st.floats(0, 1.2),
@@ -161,8 +161,8 @@ def test_formats(format_: Any, real: Any, layout: Callable[[Array], Array], opti
 
 
 def test_many_small_tensors() -> None:
-    assert_parity("select", many_small(), normal(60_000), 500, threads=[3])
-    assert_parity("select_above", many_small(), normal(60_000), 2.0, threads=[3], waiting=1)
+    assert_parity("select", many_small(), normal(20_000), 200, threads=[3])
+    assert_parity("select_above", many_small(), normal(20_000), 2.0, threads=[3], waiting=1)
 
 
 @pytest.mark.parametrize("k", [99, 100, 101])
@@ -190,7 +190,7 @@ def forced(hooks: Any, plan: tuple[float, float, float, int]) -> Iterator[None]:
 LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.nan])
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     case=accumulations(),
     share=st.floats(0, 1),
@@ -200,7 +200,7 @@ LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.
     high=LIMITS,
     capacity=st.sampled_from([0, 3, 20, 1000]),
 )
-def test_select_whatever_the_sample_says(
+def test_select_with_any_sampled_thresholds(
     hooks: Any, case: Any, share: float, scale: float, threads: int, limits: Any, high: float, capacity: int
 ) -> None:
     """Gradients are added, cleared and taken into the velocity once, although some tiles are read again."""
@@ -221,17 +221,6 @@ def test_select_unrepresentative_sample(hooks: Any, sampled: float) -> None:
     k = len(positions) + 50
     assert_parity("select", [(0, gradient)], np.zeros(n, np.float32), k, threads=[1, 3], on=CPU)
     assert hooks.fallbacks() == before + 2 * len(CPU)
-
-
-@pytest.mark.parametrize("active", [512, 513, 16_384, 10**6, 25 * 10**6, 2**31 - 1])
-def test_sample_is_stratified(hooks: Any, active: int) -> None:
-    clusters = hooks.sample_positions(active).reshape(-1, 16)
-    strata = np.arange(len(clusters) + 1) * (active / len(clusters))
-    assert np.all(np.diff(clusters) == 1), "a cluster is adjacent"
-    assert np.all(clusters[:, 0] > strata[:-1] - 16)
-    assert np.all(clusters[:, 0] < strata[1:])
-    assert clusters[0, 0] >= 0
-    assert clusters[-1, -1] < active
 
 
 @pytest.mark.parametrize("width", [4, 64, 1000])
@@ -261,16 +250,6 @@ def test_select_wrong_thresholds(hooks: Any, plan: Any, fallbacks: int) -> None:
     with forced(hooks, plan):
         assert_parity("select", [(0, normal(80_000))], np.zeros(80_000, np.float32), 790, threads=[1, 2, 3], on=CPU)
     assert hooks.fallbacks() - before == 3 * len(CPU) * fallbacks
-
-
-@pytest.mark.parametrize("k", [99, 100, 101])
-def test_select_exactly_the_candidates_above_the_bracket(hooks: Any, k: int) -> None:
-    """Exactly k candidates reach the upper end: none between the ends is selected."""
-    gradient = np.random.default_rng(0).permutation(1000).astype(np.float32)
-    before = hooks.fallbacks()
-    with forced(hooks, (800.0, 850.0, 900.0, 10**4)):
-        assert_parity("select", [(0, gradient)], np.zeros(1000, np.float32), k, on=CPU)
-    assert hooks.fallbacks() == before
 
 
 # --- select on the device ------------------------------------------------------------------------------------------
@@ -460,6 +439,7 @@ def test_nothing_is_selected_if_memory_runs_out(threads: int) -> None:
 # --- cut and take --------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(data=st.data(), size=st.integers(0, 40), dtype=st.sampled_from(REALS), k=st.integers(0, 50), on=SOME)
 def test_cut_selects_like_select(data: st.DataObject, size: int, dtype: Any, k: int, on: Any) -> None:
     assert_parity("cut", np.arange(0, 3 * size, 3, dtype=np.int32), data.draw(arrays(dtype, size)), k, on=on)
@@ -474,7 +454,7 @@ def test_cut_of_many(dtype: Any, kind: str) -> None:
         assert_parity("cut", np.arange(n, dtype=np.int32) * 3, values, k)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(bucket=buckets(), data=st.data(), everything=st.booleans(), on=SOME)
 def test_take(bucket: Any, data: st.DataObject, everything: bool, on: Any) -> None:
     positions = None if everything else data.draw(sparse_vectors(len(bucket[1]), np.dtype(np.float32)))[0]

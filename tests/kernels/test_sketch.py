@@ -53,6 +53,7 @@ def positions(size: int, share: float) -> Array:
     return np.flatnonzero(np.random.default_rng(4).random(size) < share).astype(np.int32)
 
 
+@settings(max_examples=50)
 @given(data=st.data(), size=st.integers(0, 300), rows=st.sampled_from(ROWS), seed=SEEDS, factor=SCALES, on=SOME)
 def test_small_buckets(data: st.DataObject, size: int, rows: int, seed: int, factor: float, on: Any) -> None:
     dtype = data.draw(st.sampled_from(REALS))
@@ -64,7 +65,7 @@ def test_small_buckets(data: st.DataObject, size: int, rows: int, seed: int, fac
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0])
+@pytest.mark.parametrize("ratio", [0.001, 1.0])
 def test_every_size(size: int, rows: int, ratio: float) -> None:
     """On the device, few counters have long lists of vectors, many have short ones."""
     for dtype, on in zip(REALS, (ALL, ALL if size < 50_000 else CPU), strict=True):
@@ -137,7 +138,7 @@ def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(rows: int, dtype: Any) -
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("carried", [0.25, 1.0])
 def test_an_update_does_not_encode_carried_estimates_twice(rows: int, carried: float) -> None:
-    """Of a buffer gradient + carried * estimates, only the gradient is added to the sketch."""
+    """Only the gradient in a buffer of gradient + carried * estimates is added to the sketch."""
     x, gradient = integers(20_000), integers(20_000, 1)
     sketch, buffer = sketch_of(x, rows, 3), gradient.copy()
     KERNELS.sketch_query(sketch, buffer, rows, 3, carried, add=True)
@@ -147,7 +148,7 @@ def test_an_update_does_not_encode_carried_estimates_twice(rows: int, carried: f
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_nothing_is_left_after_everything_was_delivered(rows: int) -> None:
-    """Of all positions, and of those of whole sections: no counter is shared between sections."""
+    """All positions, or those of complete sections: sections share no counter."""
     x = normal(40_000)
     for stop in (40_000, 2 * 13_328):
         sketch, buffer = sketch_of(x, rows, 3), estimates(x, rows, 3)
@@ -230,7 +231,7 @@ def test_the_mean_estimate_is_the_element(rows: int) -> None:
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 @pytest.mark.parametrize("x", [normal(1000), normal(999) ** 5, np.eye(1, 1000, 7, np.float32)[0] + 1, CONCENTRATED])
 def test_the_variance_is_bounded_by_size_over_width(x: Array, ratio: float) -> None:
-    """Of one row: the bound, and not far from it, or there would be fewer counters than claimed."""
+    """One row reaches at most the bound, and 0.9 of it, or there would be fewer counters than claimed."""
     x, trials = x.astype(np.float64), TRIALS if len(x) <= 1000 else 200
     squares = np.array([np.sum((estimates(x, 1, seed, ratio) - x) ** 2) for seed in range(trials)])
     bound = len(x) / KERNELS.sketch_length(len(x), ratio, 1) * np.sum(x**2)

@@ -55,7 +55,7 @@ def test_a_merged_memory_holds_the_sum_and_merging_changes_nothing_else(name, op
 
 @every_memory
 def test_a_restored_memory_continues(name, options, error):
-    """It has separate arrays, although the state is not a copy."""
+    """The arrays are separate, although the state is not a copy."""
     one, other = filled(0, name, options), built(0, name, options)
     other.load_state_dict(one.state_dict())
     for seed in range(2):

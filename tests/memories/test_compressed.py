@@ -63,3 +63,10 @@ def test_ranks_share_a_sketchs_hash_and_round_codes_independently(name, where, d
 def test_memory_use_is_as_reported(options, most):
     arrays = [array for array in made(Contractive, 200_000, **options).state_dict().values() if np.ndim(array)]
     assert sum(array.nbytes for array in arrays) <= most * 200_000 * LIKE.itemsize
+
+
+def test_a_sketch_larger_than_the_residual_is_refused():
+    with pytest.raises(
+        ValueError, match="rank 2: a sketch of 16 counters is larger than the residual of bucket 5 with"
+    ):
+        made(Contractive, BucketContext(10, LIKE, bucket=5, rank=2, ranks=4))

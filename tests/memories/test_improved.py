@@ -14,7 +14,7 @@ POSITIONS = some(np.random.default_rng(1), SIZE, 40)
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_improved_is_more_accurate_than_contractive(version):
-    """With 4 bits: a second code of the first one's error; and the largest entries kept whole."""
+    """With 4 bits: a second code of the first one's error; and the largest entries kept exactly."""
     gradient = np.random.default_rng(2).standard_t(2, SIZE).astype(np.float32)
     errors = []
     for kind, options in ((Contractive, {}), (ImprovedContractive, {"version": version})):

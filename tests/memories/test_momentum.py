@@ -65,7 +65,7 @@ def momentum_of(factor, nesterov=False, dampening=0.0):
 def test_every_step_equals_the_published_recursion(
     size, k, seed, form, fresh, dense, own, masking, look, above, returns
 ):
-    """With a momentum of its own, or with the optimizer's, which may change from step to step.
+    """With configured momentum, or with the optimizer's, which may change from step to step.
 
     The velocity changes once, whichever method reads the accumulator first. In dense steps the optimizer applies its
     own momentum, and the memory converts what it holds.

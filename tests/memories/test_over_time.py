@@ -1,7 +1,7 @@
 """The law of every memory over hundreds of steps: what is fed in is delivered or still held, and nothing grows.
 
-Three numbers tell it: the shares that were delivered and that are held, along the direction of the signal, and the norm
-of what is selected from, late over early. A sketch reads each element with a noise as large as itself, and is right in
+Three numbers show this: the shares that were delivered and that are held, along the direction of the signal, and the
+norm of the accumulator, late over early. A sketch reads each element with a noise as large as itself, and is right in
 expectation: over its hashes, the shares have a standard deviation of sqrt(2 / w).
 """
 
@@ -39,7 +39,7 @@ QUICK = [{"saving": 0.6}, {"saving": 0.9}, {"compressor": "quantize", "bits": 4}
 
 @dataclass
 class Account:
-    """What a memory was fed, what it has delivered, and the norms of what was selected from."""
+    """Sums of the gradients that a memory got and of what it delivered, and the norms of its accumulators."""
 
     along: np.ndarray  # the direction in which shares are measured, which knows nothing of a sketch's hash
     fed: np.ndarray = field(default_factory=lambda: np.zeros(SIZE))
@@ -106,7 +106,7 @@ def of_error_feedback(sparsifier, kind):
 
 
 def tolerance(options):
-    """Of the shares: three standard deviations over the hashes, and what a median loses; the rounding of codes."""
+    """Return the tolerance of shares: three standard deviations over hashes plus the loss of a median, or rounding."""
     compressor = CompressedOptions.read(options)
     if compressor.compressor == "quantize":
         return 0.01

@@ -101,7 +101,7 @@ def test_a_copy_does_not_change_with_the_state_and_its_memory_is_reused():
 
 
 @pytest.mark.parametrize("other", [state(size=4), state(dtype=np.float64), {"memory": {"velocity": np.ones(2)}}])
-def test_an_array_of_another_size_or_dtype_is_copied_anew(other):
+def test_an_array_of_another_size_or_dtype_gets_new_memory(other):
     copy = snapshot(other, snapshot(state()))
     for key, array in other["memory"].items():
         assert copy["memory"][key] is not array or not isinstance(array, np.ndarray)

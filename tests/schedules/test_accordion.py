@@ -32,26 +32,29 @@ def densities(norms, rates=None, where=2, steps=3, **options):
     return seen
 
 
-# --- the norm ---
-
-
-def test_the_density_is_high_until_two_epochs_can_be_compared_and_low_once_they_agree():
-    """Every other epoch counts, the first one included; it is compared at its end."""
-    assert densities([1.0] * 6) == [HIGH] * 3 + [LOW] * 3
-    assert densities([1.0] * 24, interval=10) == [HIGH] * 11 + [LOW] * 13
-
-
-@pytest.mark.parametrize(("norm", "expected"), [(0.49, HIGH), (0.51, LOW), (1.49, LOW), (1.51, HIGH), (0.5, HIGH)])
-def test_a_change_of_the_norm_by_half_selects_the_high_density(norm, expected):
-    assert densities([1.0, 9.0, norm, 9.0, 9.0])[3:] == [expected] * 2
-
-
-def test_the_high_density_ends_when_the_norm_settles():
-    assert densities([1, 0, 1, 0, 9, 0, 9, 0])[3:] == [LOW, LOW, HIGH, HIGH, LOW]
-
-
-def test_growth_from_a_norm_of_zero_selects_the_high_density():
-    assert densities([0, 0, 1, 0])[3] == HIGH
+@pytest.mark.parametrize(
+    ("norms", "rates", "interval", "expected"),
+    [
+        # Every other epoch counts, the first one included; it is compared at its end.
+        ([1] * 6, None, 2, "HHHLLL"),
+        ([1] * 24, None, 10, "H" * 11 + "L" * 13),
+        # A change by half, in the next counted epoch.
+        *(
+            ([1.0, 9.0, norm, 9.0, 9.0], None, 2, "HHH" + 2 * expected)
+            for norm, expected in ((0.49, "H"), (0.5, "H"), (0.51, "L"), (1.49, "L"), (1.51, "H"))
+        ),
+        ([1, 0, 1, 0, 9, 0, 9, 0], None, 2, "HHHLLHHL"),
+        ([0, 0, 1, 0], None, 2, "HHHH"),  # grows from zero
+        # A lower learning rate, until the next comparison.
+        *(([1] * 11, [1] * 5 + [rate] * 6, 4, "HHHHHHHHHLL") for rate in (0.1, 0.99)),
+        *(([1] * 14, [1] * 6 + [rate] * 8, 4, "HHHHHLHHHLLLLL") for rate in (0.1, 0.99)),
+        ([1] * 6, [0.1 * epoch for epoch in range(6)], 2, "HHHLLL"),  # a higher one changes nothing
+        ([1] * 20, [1 - 0.01 * epoch for epoch in range(20)], 2, "H" * 20),  # falls in every epoch, as a cosine
+    ],
+)
+def test_the_density_is_high_if_the_norm_changes_or_the_rate_falls(norms, rates, interval, expected):
+    found = densities(norms, rates, interval=interval)
+    assert "".join({HIGH: "H", LOW: "L"}[density] for density in found) == expected
 
 
 def test_noise_of_single_steps_does_not_hide_a_change_of_the_signal():
@@ -91,25 +94,6 @@ def test_parameters_held_for_an_epoch_are_not_in_its_sum():
     assert schedule._norm == 1
 
 
-# --- the learning rate ---
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.99])
-def test_a_lower_learning_rate_selects_the_high_density_until_the_next_comparison(rate):
-    rates = [1.0] * 5 + [rate] * 6
-    assert densities([1.0] * 11, rates, interval=4) == [HIGH] * 9 + [LOW] * 2
-    assert densities([1.0] * 14, [1.0] * 6 + [rate] * 8, interval=4)[4:] == [HIGH, LOW, HIGH, HIGH, HIGH, *[LOW] * 5]
-
-
-def test_a_rising_learning_rate_changes_nothing():
-    assert densities([1.0] * 6, [0.1 * epoch for epoch in range(6)])[3:] == [LOW] * 3
-
-
-def test_a_learning_rate_that_falls_in_every_epoch_keeps_the_density_high():
-    """As with a cosine schedule: the rate decays in every epoch."""
-    assert densities([1.0] * 20, [1 - 0.01 * epoch for epoch in range(20)]) == [HIGH] * 20
-
-
 # --- ranks ---
 
 
@@ -136,7 +120,7 @@ def test_ranks_that_idle_change_neither_the_norm_nor_the_rate():
 
 
 def test_an_idle_rank_follows_the_others():
-    """It contributes nothing, and follows the others: here, the learning rate of two others fell."""
+    """Here, the learning rate of two other ranks fell."""
     context = BucketContext(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
     schedule, seen = built(context), []
     for epoch in range(8):

@@ -116,7 +116,7 @@ def test_the_loss_scale_does_not_change_the_averages(scale):
 )
 @settings(max_examples=40)
 def test_several_buckets_decide_like_one_with_all_parameters(gains):
-    """Also if a bucket is left out of a step because a gradient was not finite. Sums are exact."""
+    """Some steps leave out a bucket whose gradient was not finite. Sums are exact."""
     several, one = build(4), build()
     for number, pair in enumerate(gains):
         pair = [gain / 8 for gain in pair]

@@ -159,7 +159,7 @@ def test_trials_stay_rare_on_a_network_that_always_changes(transport, lengths, s
 )
 @pytest.mark.parametrize("at", [0, 3, 30])
 def test_the_share_of_the_shortest_step_in_which_ranks_wait_is_reported(transport, dense, selecting, exposed, at):
-    """Also if the trials are interrupted, and with ranks of different speed."""
+    """Trials may be interrupted, and ranks differ in speed."""
     training, pace = Training(transport), 1.0 + transport.rank
     training.train(at, pace, pace * dense, selecting=pace * selecting)
     state = training.trials.state_dict()
@@ -186,7 +186,7 @@ def test_local_steps_are_proposed_once_if_ranks_wait_for_most_of_the_shortest_st
 
 @law
 @pytest.mark.parametrize("at", [0, 5, 50, 107, 300])
-def test_a_restored_schedule_goes_on_with_its_decisions(transport, at):
+def test_a_restored_schedule_continues_with_its_decisions(transport, at):
     training = Training(transport)
     training.train(at, 1.0, 20.0)
     state = training.trials.state_dict()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import everywhere, same_bits, sum_bytes, summed
+from pipelines import check_steps, own, run
 from rules import LIKE, made, normal, take
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Conditions, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import ARCTopK, StableTopK
 
 
@@ -31,22 +32,15 @@ def published(total, count, block, columns, seed, number):
 @pytest.mark.parametrize(("size", "block", "columns", "refresh"), [(1000, 8, 4, 1), (1003, 10, 1, 3), (64, 1, 2, 1)])
 def test_every_step_equals_the_reference(transport, size, block, columns, refresh):
     spec = Sparse.of(0.1, "arctopk", collective="shared", block=block, columns=columns, refresh=refresh, seed=3)
-    pipeline, ranks = pipeline_for(spec, size, LIKE, transport), transport.size
-    residual, generator = np.zeros((ranks, size), np.float32), np.random.default_rng(5)
+    pipeline, blocks = pipeline_for(spec, size, LIKE, transport), []
     count = max(1, round(0.1 * size) // block)
-    for number in range(6):
-        gradients = generator.standard_normal((ranks, size)).astype(np.float32)
-        output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[transport.rank].copy())], [(0, output)], Conditions())
-        residual += gradients
+
+    def select(accumulators, number):
         if number % refresh == 0:
-            blocks = published(residual.sum(0, np.float64), count, block, columns, 3, number)
-        chosen = np.isin(np.arange(size) // block, blocks)
-        assert everywhere(transport, np.array_equal(output != 0, chosen)), number
-        residual[:, chosen] = 0
-        assert everywhere(
-            transport, np.array_equal(pipeline.state_dict()["memory"]["residual"], residual[transport.rank])
-        )
+            blocks[:] = published(accumulators.sum(0, np.float64), count, block, columns, 3, number)
+        return np.isin(np.arange(size) // block, blocks)
+
+    check_steps(transport, pipeline, select, 6)
 
 
 @pytest.mark.law
@@ -85,8 +79,8 @@ def test_sketches_are_sent_only_in_choosing_steps(transport):
     spec = Sparse.of(0.1, "arctopk", collective="shared", block=block, columns=columns, refresh=2)
     pipeline, sent = pipeline_for(spec, size, LIKE, transport), []
     for number in range(4):
-        gradient = np.random.default_rng([transport.rank, number]).standard_normal(size).astype(np.float32)
-        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
+        gradient = own(transport, number).standard_normal(size).astype(np.float32)
+        run(pipeline, gradient)
         sent.append(pipeline.statistics(norms=False).bytes_sent)
     values, sketch = sum_bytes(transport, 4 * size // 10), sum_bytes(transport, 4 * columns * size // block)
     assert everywhere(transport, abs(sent[2] - values - sketch) <= 100 and abs(sent[3] - values) <= 100), sent

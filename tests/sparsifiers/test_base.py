@@ -1,4 +1,4 @@
-"""The laws of every sparsifier, whatever its rule."""
+"""The laws of every sparsifier."""
 
 from __future__ import annotations
 

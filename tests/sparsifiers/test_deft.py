@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import everywhere
-from rules import LIKE, eighths, made, take
+from pipelines import check_steps
+from rules import LIKE
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Conditions
-from horovod_sparse.sparsifiers import DEFT
-from horovod_sparse.sparsifiers.deft import _divided, _packed, _shares
+from horovod_sparse.sparsifiers.deft import _shares
 
 
 def divided(starts, size, ranks):
@@ -65,23 +63,15 @@ def published(acc, k, number, starts):
     ("size", "density", "starts"), [(900, 0.05, (0, 30, 40, 700)), (64, 0.02, (0, 5)), (20, 0.4, (0,))]
 )
 def test_every_step_equals_the_reference(transport, size, density, starts):
-    spec, rank, ranks = Sparse.of(density, sparsifier="deft", collective="union"), transport.rank, transport.size
+    spec, k = Sparse.of(density, sparsifier="deft", collective="union"), max(1, round(density * size))
     pipeline = pipeline_for(spec, size, LIKE, transport, layers=starts)
-    residual, generator, k = (
-        np.zeros((ranks, size), np.float32),
-        np.random.default_rng(5),
-        max(1, round(density * size)),
-    )
-    for number in range(8):
-        gradients = eighths(generator, (ranks, size), 1000)
-        output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[rank].copy())], [(0, output)], Conditions())
-        residual += gradients
-        union = published(residual, k, number, starts).any(0)
-        assert everywhere(transport, np.count_nonzero(union) == k)
-        assert everywhere(transport, np.array_equal(output, np.where(union, residual.sum(0), 0))), number
-        residual[:, union] = 0
-        assert everywhere(transport, np.array_equal(pipeline.state_dict()["memory"]["residual"], residual[rank]))
+
+    def select(accumulators, number):
+        union = published(accumulators, k, number, starts).any(0)
+        assert np.count_nonzero(union) == k
+        return union
+
+    check_steps(transport, pipeline, select, 8)
 
 
 @settings(max_examples=60)
@@ -100,25 +90,3 @@ def test_the_shares_add_up_to_k_and_fit_the_layers(norms, data):
 def test_a_layer_gets_a_share_of_k_in_proportion_to_its_norm():
     assert _shares(np.array([1.0, 6.0, 3.0]), [1000, 1000, 1000], 100) == [10, 60, 30]
     assert _shares(np.array([1.0, 6.0, 3.0]), [1000, 20, 1000], 100) == [20, 20, 60]
-
-
-def test_layers_larger_than_a_ranks_share_are_divided():
-    assert _divided([0, 10, 100], 2) == [0, 10, 55, 100]
-    assert _divided([0, 50, 100], 2) == [0, 50, 100]
-    assert _divided([0, 100], 3) == [0, 33, 66, 100]
-    assert _divided([0, 2], 4) == [0, 0, 1, 1, 2]
-
-
-def test_bins_have_similar_costs():
-    assert _packed([9, 1, 8, 2, 7, 3], 3) == [[0, 1], [2, 3], [4, 5]]
-    assert _packed([5.0], 3) == [[0], [], []]
-
-
-def test_each_rank_has_each_bin_in_turn():
-    gradient = np.ones(90, np.float32)
-    for number in range(4):
-        taken = []
-        for rank in range(3):
-            context = BucketContext(90, LIKE, rank=rank, ranks=3, layers=(0, 30, 60))
-            taken.append(take(made(DEFT, context), gradient, 30, number)[0].indices.tolist())
-        assert taken == [list(range(30 * ((number + rank) % 3), 30 * ((number + rank) % 3) + 10)) for rank in range(3)]

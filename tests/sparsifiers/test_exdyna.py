@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import everywhere, same_bits
+from pipelines import run
 from rules import LIKE, made, normal, take
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Conditions
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.sparsifiers import ExDyna
 from horovod_sparse.vector import SparseVector
 
@@ -83,8 +84,7 @@ def test_ranks_converge_to_similar_numbers_of_entries(transport):
     for _ in range(150):
         gradient = generator.standard_normal(size).astype(np.float32)
         gradient[: size // 8] *= 3
-        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
-        assert same_bits(transport, gradient, pipeline.rules.sparsifier.state_dict()["parts"])
+        assert same_bits(transport, run(pipeline, gradient), pipeline.rules.sparsifier.state_dict()["parts"])
     counts = np.array(transport.allgather_object([len(vector) for vector in taken]))
     excess = counts.max(0) / np.maximum(counts.mean(0), 1) - 1
     early, late = excess[2:10].mean(), excess[-30:].mean()

@@ -16,7 +16,7 @@ def taken(gradient, k):
 
 
 def published(acc, k):
-    """The rule as it is written down: one count for each step of the bisection."""
+    """Return the positions by the published rule, with one count per step of the bisection."""
     magnitudes = np.abs(acc)
     mean, largest = np.mean(magnitudes, dtype=np.float64), float(magnitudes.max())
     low, high = 0.0, 1.0

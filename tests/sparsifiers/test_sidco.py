@@ -18,7 +18,7 @@ def taken(gradient, k):
 
 
 def published(acc, k):
-    """The rule as it is written down, stage by stage."""
+    """Return the positions by the published rule, stage by stage."""
     magnitudes = np.abs(acc).astype(np.float64)
     density, left = k / acc.size, magnitudes
     if density >= 0.75:

@@ -14,7 +14,7 @@ MPI = Mpi(Path("/bin/mpicxx"), Path("/lib/libmpi.so.40"), "v4.1.8")
 
 
 class Machine:
-    """Stands in for pip, the cache and the build; records what is done."""
+    """Fake pip, cache and build that record the calls."""
 
     def __init__(self, monkeypatch, folder, working):
         self.folder = folder

@@ -17,7 +17,7 @@ from environment import SCRIPTS, InstallError
 
 @pytest.fixture
 def commands(monkeypatch):
-    """Records what pip would have been asked to do."""
+    """Commands that pip would have run."""
     recorded = []
     monkeypatch.setattr(mpi_stack, "pip", lambda *arguments, env=None: recorded.append(arguments))
     return recorded
@@ -25,7 +25,7 @@ def commands(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def start_file(monkeypatch, tmp_path):
-    """Stands in for the file in the environment's packages."""
+    """Replacement of the file in the environment's packages."""
     path = tmp_path / "horovod_sparse_mpi.pth"
     monkeypatch.setattr(mpi_stack, "_START_FILE", path)
     return path

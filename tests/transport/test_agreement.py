@@ -28,7 +28,7 @@ def test_ranks_that_agree_exchange_only_digests(transport, monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["first", "last", "all"])
-def test_an_error_is_raised_as_it_is_on_its_rank_and_named_on_the_others(transport, who):
+def test_an_error_is_raised_on_its_rank_and_named_on_the_others(transport, who):
     rank, ranks = transport.rank, transport.size
     failing = {"first": range(1), "last": range(ranks - 1, ranks), "all": range(ranks)}[who]
     text = raised(transport, ValueError(f"rank {rank}: odd") if rank in failing else FACTS)

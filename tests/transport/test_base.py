@@ -19,7 +19,7 @@ pytestmark = pytest.mark.law
 
 
 def numbered(rank, length):
-    """Bytes that tell pieces apart."""
+    """Return random bytes, so that pieces differ."""
     return np.random.default_rng([rank, length]).integers(0, 256, length, np.uint8)
 
 
@@ -47,8 +47,8 @@ def test_messages_between_two_ranks_need_no_length_in_advance_and_keep_their_ord
 
 
 @pytest.mark.parametrize("lengths", [(PIECE, 1, 2 * PIECE), (4 * PIECE - 1, 4 * PIECE + 1, 0), (1_000_001, PIECE, 7)])
-def test_pieces_of_messages_of_all_ranks_to_all_find_their_places(transport, lengths):
-    """While all of them are under way, and whatever is waited for first."""
+def test_pieces_of_concurrent_messages_are_reassembled(transport, lengths):
+    """All messages are in flight together, and are waited for in reverse order."""
     channel = transport.channel()
     others = [rank for rank in range(channel.size) for _ in lengths]
     messages = [numbered(channel.rank, length) for _ in range(channel.size) for length in lengths]
@@ -84,7 +84,7 @@ def test_allgather_gives_every_rank_every_message(transport, put, monkeypatch, r
 
 
 @every_way
-def test_slots_bring_every_message_and_number_whatever_the_lengths(transport, put):
+def test_slots_deliver_messages_and_numbers_of_any_lengths(transport, put):
     """Lengths that stay, that change by little and by much, that differ between ranks, and none at all."""
     channel, slots = transport.channel(), Slots()
     for call, base_length in enumerate([1000, 1000, 1003, 990, 5000, 0, 7, 2_000_003, 1000]):
@@ -208,7 +208,7 @@ def test_on_many_ranks_too_they_are_waited_for_in_any_order(transport, seed, man
     check_that_waits_take_any_order(transport, seed)
 
 
-def test_rows_that_nobody_waits_for_are_still_written_to_an_array_that_exists(transport):
+def test_abandoned_gatherings_keep_their_arrays_alive(transport):
     wait = transport.begin_allgather(np.arange(50))
     cells = wait.__self__._finish.__closure__
     rows = next(cell.cell_contents for cell in cells if isinstance(cell.cell_contents, np.ndarray))

@@ -24,7 +24,7 @@ def undecided(monkeypatch):
     ("setting", "says", "expected"),
     [("0", True, False), ("auto", True, True), ("auto", False, False), ("auto", None, False), (None, True, True)],
 )
-def test_the_environment_decides_or_the_library_is_asked_once(monkeypatch, undecided, setting, says, expected):
+def test_the_environment_decides_or_the_library_is_queried_once(monkeypatch, undecided, setting, says, expected):
     if setting is not None:
         monkeypatch.setenv(cuda_aware.VARIABLE, setting)
     asked = []
@@ -40,7 +40,7 @@ def test_any_other_setting_is_refused(monkeypatch, undecided, setting):
         cuda_aware.cuda_aware()
 
 
-def test_the_library_that_mpi4py_is_linked_to_is_asked():
+def test_the_library_that_mpi4py_is_linked_to_is_queried():
     assert MPI.Is_initialized()
     names = [Path(name).name for name in cuda_aware.mpi_libraries()]
     assert names

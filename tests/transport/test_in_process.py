@@ -1,4 +1,4 @@
-"""Ranks that are threads: the bits of MPI, and failures that leave nobody waiting."""
+"""Ranks that are threads: the bits of MPI, and failures that block no rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_collectives_give_the_bits_of_mpi(transport, name):
 @pytest.mark.parametrize("size", [2, 3, 16])
 @pytest.mark.parametrize("wait", ["allreduce", "receive"])
 @pytest.mark.parametrize(("error", "raised"), [(None, RankFailedError), (ValueError("of rank 1"), ValueError)])
-def test_an_error_of_one_rank_is_raised_and_nobody_waits(size, wait, error, raised):
+def test_an_error_of_one_rank_ends_the_waits_of_the_others(size, wait, error, raised):
     def program(transport):
         if transport.rank != 1:
             return (
@@ -79,7 +79,7 @@ def test_messages_that_were_sent_are_not_changed_by_the_sender():
     assert run_ranks(2, program) == [[1] * 4, [0] * 4]
 
 
-def test_ranks_that_have_done_their_part_and_ended_disturb_nobody():
+def test_ranks_that_end_early_do_not_disturb_the_others():
     """Rank 0 ends at once, with an operation in flight; rank 2 is late."""
 
     def program(transport):
@@ -97,7 +97,7 @@ def test_ranks_that_have_done_their_part_and_ended_disturb_nobody():
     assert run_ranks(3, program) == [[], [0, 1, 2, 2, 0], [0, 1, 2]]
 
 
-def test_gtopk_on_many_loaded_ranks_fails_nobody():
+def test_gtopk_survives_ranks_that_end_early_among_64():
     """Ranks end while others still wait for slower ones."""
 
     def program(transport):

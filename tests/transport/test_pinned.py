@@ -1,4 +1,4 @@
-"""Blocks of pinned memory: lent, taken back, and not touched before the device is done with them."""
+"""Blocks of pinned memory: reused, and not written while the device uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_blocks_are_used_again_and_grow_by_doubling():
     assert [block.size for blocks in pool._idle.values() for block in blocks] == [65536]
 
 
-def test_blocks_in_use_are_not_lent_again():
+def test_blocks_in_use_are_not_handed_out_again():
     with allocations() as sizes:
         pool = Pool()
         for _ in range(5):

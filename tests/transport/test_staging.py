@@ -38,7 +38,7 @@ def test_a_received_message_is_copied_to_its_target_when_the_buffer_is_closed():
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("way", sorted({HOST, STAGED, AWARE} & set(WAYS)))
-def test_only_what_mpi_cannot_take_is_staged(transport, way):
+def test_messages_are_staged_only_if_mpi_is_not_cuda_aware(transport, way):
     with through(way) as put, allocations() as sizes:
         channel = transport.channel()
         channel.allgather(put(np.ones(100, np.uint8)), [100] * channel.size)

@@ -1,4 +1,4 @@
-"""run_python: a process of its own that may crash, hang, and start MPI."""
+"""run_python: a subprocess that may crash, hang, and start MPI."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from processes import Mark
 from horovod_sparse.transport.subprocess_python import run_python
 
 
-def test_status_and_everything_that_was_written_come_back():
+def test_a_subprocess_returns_status_and_output():
     assert run_python(["-c", "print(1, flush=True); import sys; sys.exit('two')"], 60) == (1, "1\ntwo\n")
     assert run_python(["-c", "import os; os.kill(os.getpid(), 9)"], 60) == (-signal.SIGKILL, "")
 
 
-def test_it_runs_in_an_empty_folder_that_is_gone_afterwards():
+def test_a_subprocess_runs_in_an_empty_temporary_folder():
     status, output = run_python(["-c", "import os; print(os.listdir()); print(os.getcwd())"], 60)
     content, folder = output.splitlines()
     assert (status, content) == (0, "[]")
     assert not os.path.exists(folder)  # noqa: PTH110 - as printed
 
 
-def test_it_is_ended_with_all_that_it_has_started_when_its_time_is_up(monkeypatch):
+def test_a_subprocess_and_its_children_end_at_the_time_limit(monkeypatch):
     mark = Mark()
     for name, value in mark.variables.items():
         monkeypatch.setenv(name, value)
@@ -37,7 +37,7 @@ def test_it_is_ended_with_all_that_it_has_started_when_its_time_is_up(monkeypatc
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "ORTE_X"])
-def test_it_does_not_take_the_place_of_the_rank_that_started_it(monkeypatch, variable):
+def test_a_subprocess_does_not_pose_as_the_rank_that_started_it(monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("OMPI_MCA_btl", "self")  # a setting of the user's
     program = f"import os; print({variable!r} in os.environ, os.environ['OMPI_MCA_btl'])"

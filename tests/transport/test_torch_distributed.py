@@ -1,4 +1,4 @@
-"""What the transport over torch.distributed has besides the laws: its use of NCCL, nodes, lost connections."""
+"""The transport over torch.distributed: use of NCCL, nodes, lost connections. The laws are in test_base.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 
 class OverGloo:
-    """Stands in for a process group of NCCL, which also gathers tensors of different lengths, but none without any."""
+    """Fake process group of NCCL: gathers tensors of different lengths, but no empty ones."""
 
     def __init__(self, gloo, size):
         self.gloo, self.size, self.calls = gloo, size, []
@@ -118,7 +118,7 @@ def test_an_operation_that_fails_names_the_rank(torch_transport, monkeypatch):
     transport, other = torch_transport.duplicate(), (torch_transport.rank + 1) % torch_transport.size
 
     class Closed:
-        """Stands in for Gloo after a connection was closed."""
+        """Fake Gloo after a connection was closed."""
 
         def recv(self, *_):
             raise RuntimeError("Connection closed by peer")

@@ -81,12 +81,12 @@ def test_messages_of_an_interrupted_wait_stay_alive(monkeypatch):
     assert waiting._abandoned == [poll]
 
 
-def test_who_spins_blocks_in_mpi(pauses):
+def test_spinning_ranks_block_in_mpi(pauses):
     assert wait(lambda: pytest.fail("polled"), lambda: "done") == "done"
     assert not pauses
 
 
-def test_pauses_grow_up_to_a_limit_and_what_is_there_already_takes_none(monkeypatch, pauses):
+def test_pauses_grow_up_to_a_limit_and_are_skipped_if_the_message_is_there(monkeypatch, pauses):
     monkeypatch.setattr(waiting, "sleeps", True)
     assert wait(lambda: "there", lambda: pytest.fail("blocked")) == "there"
     assert not pauses
@@ -96,6 +96,6 @@ def test_pauses_grow_up_to_a_limit_and_what_is_there_already_takes_none(monkeypa
     assert pauses[-1] == waiting._LAST_PAUSE
 
 
-def test_a_given_pause_is_kept_whatever_was_chosen(pauses):
+def test_a_given_pause_overrides_the_choice(pauses):
     assert wait(lambda: len(pauses) == 3, lambda: pytest.fail("blocked"), pause=0.25)
     assert pauses == [0.25] * 3

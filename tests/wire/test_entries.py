@@ -231,7 +231,7 @@ def test_fitted_levels_leave_an_error_orthogonal_to_the_sent_values(put, size, n
 
 
 def test_levels_are_fitted_to_the_magnitudes(put):
-    """Of magnitudes in two narrow groups, a tenth as long and longer, nearly nothing is lost in 2 bits."""
+    """Two narrow groups of magnitudes lose nearly nothing in 2 bits."""
     generator = np.random.default_rng(0)
     values = np.concatenate([generator.normal(1, 0.01, 900), generator.normal(-10, 0.1, 100)]).astype(np.float32)
     generator.shuffle(values)
@@ -292,6 +292,7 @@ def test_errors_describe_what_is_wrong_with_a_message(put):
         (message[:20], wire, 9, "fewer than the 24 of a header"),
         (message[:40], wire, 9, "too short for 9 values"),
         (message, wire, 8, "indices"),
+        (wire.pack_all(np.ones(9, np.float32), 0), wire, 8, "9 positions from 0 on, but the vector has 8"),
     ):
         with pytest.raises(ValueError, match=words):
             by.unpack(put(given_.copy()), end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter_ns
@@ -21,7 +20,7 @@ class NoBackwardError(RuntimeError):
     """No rank had a backward pass in this step."""
 
 
-class PipelineBase(ABC):
+class PipelineBase:
     """Exchange of one bucket, step by step; ``pipeline_for`` returns the kind that a configuration needs.
 
     Args:
@@ -33,7 +32,15 @@ class PipelineBase(ABC):
         stage: The stage in progress, or the last one; read by other threads for reports.
         counts: Counts since the last call of ``statistics``.
         factor: Factor on the totals; 1/P averages.
+        sent: Some entries of the sum that the last step has delivered; None after a dense step.
+        changed: Whether the last exchange has changed the memory.
+        steps: Number of steps that the memory holds, without those that were sent dense for a gradient that was not
+            finite.
     """
+
+    sent: SparseVector | None = None
+    changed = False
+    steps = 0
 
     def __init__(self, context: BucketContext, transport: Transport, factor: float) -> None:
         self._context = context
@@ -71,8 +78,8 @@ class PipelineBase(ABC):
         finally:
             self._leave()
 
-    @abstractmethod
-    def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None: ...
+    def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None:
+        raise NotImplementedError
 
     @property
     def traffic(self) -> Traffic:
@@ -135,19 +142,27 @@ class PipelineBase(ABC):
         """Write factor * total into outputs, which hold zeros already where they are cleared."""
         self._kernels.scatter(total.indices, total.values, outputs, self.factor, cleared=cleared)
 
-    @abstractmethod
+    # State between steps, of which a pipeline without a memory has none.
+
     def forget(self) -> None:
         """Forget the state before the last step: until the next one begins, there is nothing to undo."""
 
-    @abstractmethod
     def undo(self) -> None:
         """Return to the state before the last step."""
 
-    @abstractmethod
+    def reset(self) -> None:
+        """Return to the state of a new pipeline; a collective call."""
+
+    def replace_momentum(self) -> None:
+        """Note that the optimizer's momentum has been replaced, unless this pipeline has loaded a state that fits it.
+
+        The velocity is dropped. In the next step all ranks learn of it.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
 
@@ -156,7 +171,6 @@ class PipelineBase(ABC):
                 state.
         """
 
-    @abstractmethod
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size.
 
@@ -173,3 +187,5 @@ class PipelineBase(ABC):
         Raises:
             ValueError: A memory does not fit.
         """
+        del states, leader
+        return {}, []

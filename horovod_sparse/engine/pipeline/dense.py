@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -65,22 +64,3 @@ class DensePipeline(PipelineBase):
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
         self._scatter(SparseVector.full(total[:size]), outputs)
-
-    def forget(self) -> None:
-        """Change nothing: there is no state."""
-
-    def undo(self) -> None:
-        """Change nothing: there is no state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Accept any state, as nothing depends on it."""
-        del state
-
-    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return an empty state."""
-        del states, leader
-        return {}, []

@@ -35,7 +35,7 @@ class Handover:
 
     def rescale(self, factor: float) -> None:
         """Multiply what the buffer holds, after a change of the loss scale."""
-        self.held = _times(self.held, factor)
+        self.held = self.held.times(factor)
 
     def gradient(self, total: SparseVector, momentum: Momentum, mode: Mode, carry: float = 1.0) -> SparseVector:
         """Return the gradient for the optimizer's next step.
@@ -50,10 +50,10 @@ class Handover:
         if not (momentum.factor or momentum.averages):  # the optimizer's buffer stays as it is
             self.next, self.next_mode = self.held, self.mode
             return total
-        self.next, self.next_mode = self._nothing if mode.plain else _times(total, 1 / carry), mode
+        self.next, self.next_mode = self._nothing if mode.plain else total.times(1 / carry), mode
         if mode.plain:
             return total.plus(self.held.times(-momentum.factor * carry / momentum.share))
-        return _times(total.plus(self.held.times(-momentum.factor * carry)), 1 / momentum.share)
+        return total.plus(self.held.times(-momentum.factor * carry)).times(1 / momentum.share)
 
     def unapplied(self, momentum: Momentum) -> SparseVector:
         """Return the last gradient, which the optimizer has not applied; of a dense step, only what was added to it."""
@@ -62,6 +62,12 @@ class Handover:
     def commit(self) -> None:
         """Note that the optimizer has applied the last gradient."""
         self.held, self.mode = self.next, self.next_mode
+
+    def drop(self, start: int, end: int) -> None:
+        """Record that the optimizer's buffer was cleared at some positions."""
+        values, indices = self.held.values.copy(), self.held.indices
+        values[slice(start, end) if indices is None else (indices >= start) & (indices < end)] = 0
+        self.held = self.next = SparseVector(indices, values, self.held.size)
 
     def forget(self) -> None:
         """Record that the optimizer's buffer was replaced, and contains no delivered momentum."""
@@ -84,7 +90,3 @@ class Handover:
             require_positions(indices, size, "indices of velocities")
         self.mode = self.next_mode = Mode(state["mode"])
         self.held = self.next = SparseVector(None if full else indices, values, size)
-
-
-def _times(vector: SparseVector, factor: float) -> SparseVector:
-    return vector if factor == 1 else vector.times(factor)

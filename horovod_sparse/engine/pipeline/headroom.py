@@ -51,13 +51,13 @@ class Headroom:
             factor: Largest factor that is applied to the memory's content.
         """
         gradients = largest * elements  # bounds the sum of their magnitudes, as a sketch adds them up
-        factor = max(factor, 1.0)  # not applied if another rank prevents the step
+        factor = max(factor, 1.0)  # the memory keeps its content if another rank prevents the step
         if not self._fits(gradients, factor):
             self._held = max((largest_magnitude(array) for array in _arrays(self._memory.state_dict())), default=0.0)
             if not self._fits(0.0, factor):
                 self._empty()
             if not self._fits(gradients, factor):
-                self._held *= factor  # may be applied all the same
+                self._held *= factor  # the step may multiply the memory even if it does not add the gradients
                 return False
         self._held = self._growth * (factor * self._held + gradients)
         return True

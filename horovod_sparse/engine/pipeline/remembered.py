@@ -16,7 +16,7 @@ from horovod_sparse.engine.pipeline.limit import Limit
 from horovod_sparse.engine.pipeline.rules import Rules
 from horovod_sparse.engine.pipeline.units import Units
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import BucketContext, Mode, SparseVector, snapshot
+from horovod_sparse.rules import BucketContext, Mode, snapshot
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -37,9 +37,6 @@ class Remembering(PipelineBase):
         rules: Memory, sparsifier, collective and schedule.
         handover: What the optimizer's own momentum holds of what was delivered.
         replaced: Whether any rank's momentum was replaced before the last step.
-        sent: Some entries of the sum that the last step has delivered; None after a dense step.
-        changed: Whether the last exchange has changed the memory.
-        steps: Number of steps so far, without those that were sent dense for a gradient that was not finite.
     """
 
     def __init__(
@@ -56,18 +53,15 @@ class Remembering(PipelineBase):
         self._sparse = sparse
         self._units = Units()
         self._epsilon = float(np.finfo(context.like.dtype).eps)
-        self.steps = 0
         self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
         self._kept = False  # whether that step has begun
         self.rules = Rules(sparse, context, transport)
         self._headroom = Headroom(context, self.rules.memory)
         self._limit = Limit(None if sparse.momentum is None else sparse.momentum.limit, context.ranks)
         self.handover = Handover(context)
-        self.sent: SparseVector | None = None
         self.replaced = False
         self._replaced_here = False  # on this rank, since the last step of the optimizer
         self._loaded = False  # a state, since the last step
-        self.changed = False
         self._mode = Mode.SELECT  # of the last step
 
     @property
@@ -84,11 +78,6 @@ class Remembering(PipelineBase):
         return self.traffic.rounds + self._agreement.transport.traffic.rounds
 
     @property
-    def sends_signs(self) -> bool:
-        """Return whether only signs of everything are sent, after the dense steps at the start."""
-        return self._sparse.mode is Mode.SIGNS
-
-    @property
     def gradient_unit(self) -> float:
         """Factor that converts velocities and what was delivered to a mean gradient without the loss scale."""
         return self._units.gradient
@@ -100,13 +89,15 @@ class Remembering(PipelineBase):
         return velocity
 
     def replace_momentum(self) -> None:
-        """Note that the optimizer's momentum has been replaced, unless this pipeline has loaded a state that fits it.
-
-        The velocity is dropped. In the next step all ranks learn of it.
-        """
+        """Drop the velocity, and let all ranks learn in the next step that momentum was replaced."""
         if self._sparse.takes_momentum_over and not self._loaded:
             self.velocity[...] = 0
             self._replaced_here = True
+
+    def drop_momentum(self, start: int, end: int) -> None:
+        """Drop the velocity of some positions, and what the optimizer holds of it; the same positions on all ranks."""
+        self.velocity[start:end] = 0
+        self.handover.drop(start, end)
 
     def commit(self) -> None:
         """Note that the optimizer has applied the last step."""
@@ -150,12 +141,7 @@ class Remembering(PipelineBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
-
-        Raises:
-            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps its
-                state.
-        """
+        """Load a state, as ``PipelineBase.load_state_dict``."""
         own = self.state_dict()
         before = snapshot(own)
         try:

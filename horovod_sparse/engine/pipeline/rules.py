@@ -94,6 +94,7 @@ class Rules:
 
     def __init__(self, sparse: Sparse, context: BucketContext, transport: Transport) -> None:
         self._sparse, self._context, self._transport = sparse, context, transport
+        self._wire = sparse.wire_of_all
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
         owns = hasattr(self.collective, "allreduce_owned") and not self.sparsifier.shares_indices
@@ -115,8 +116,8 @@ class Rules:
         selectable = elements - elements // self._context.ranks if owns else elements
         ks = [self._sparse.k(selectable, density) for density in densities]
         if not ((elements and selectable <= ks[0]) or self.collective.decide(self._context.size, ks[0])):
-            return Plan(elements, densities, ks, Mode.SELECT, self._sparse.wire_of_all)
-        wire = (self.schedule.wire_of_all if densities[0] == 1 else None) or self._sparse.wire_of_all
+            return Plan(elements, densities, ks, Mode.SELECT, self._wire)
+        wire = (self.schedule.wire_of_all if densities[0] == 1 else None) or self._wire
         wire = None if step.number < self._sparse.dense_steps else wire
         return Plan(elements, densities, ks, Mode.of_all(wire), wire)
 
@@ -176,7 +177,7 @@ class Rules:
 
     def _collective(self, wire: str | None) -> Any:
         """Return the configured collective, or a dense one that rounds to another format or not at all."""
-        if wire == self._sparse.wire_of_all:
+        if wire == self._wire:
             return self.collective
         if wire not in self._rounded:
             self._rounded[wire] = self._sparse.rounded(wire, self._context, self._transport)

@@ -101,7 +101,7 @@ class SparsePipeline(Remembering):
             self._deliver(given, selection, exchange)
 
     def _agree_on_sums(self, given: _Given) -> None:
-        """Look for values that are not finite in what is sent, which saves a pass: the step can be undone."""
+        """Select first, and agree on whether all sums are finite: this saves a pass, but the step may be undone."""
         mine, relies = self._facts(given, safe=True), self._agreement.stable
         if not relies:
             self._enter("agree")
@@ -160,11 +160,11 @@ class SparsePipeline(Remembering):
         return False
 
     def _added(self, given: _Given) -> Segments:
-        """Return what was added to the result of the last exchange, which the optimizer has not applied.
+        """Return the gradients without the result of the last exchange, if the memory takes that back by itself.
 
-        The ranks hold that result as gradients, equal parts of it, and exchange it once more. If the optimizer's
-        momentum is applied before the selection, it is an effective gradient; the memory then takes back the
-        velocities themselves.
+        The optimizer has not applied the result, to which this step's gradients were added on every rank. All ranks
+        exchange it once more. If the memory applies the optimizer's momentum, the result is an effective gradient: it
+        is subtracted, and the memory takes back the velocities that it was made of.
         """
         added = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(given.gradients, added)
@@ -184,8 +184,8 @@ class SparsePipeline(Remembering):
         Args:
             given: What the step gets.
             gradients: Gradients to add to the memory.
-            relies: Whether the facts are those of the step before.
-            resumes: Whether the gradients were added to the last selection.
+            relies: Whether this step's facts are not known yet, and those of the step before are used.
+            resumes: Whether the gradients were added to the result of the last selection.
         """
         conditions, facts = given.conditions, self._agreement.facts
         # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.
@@ -213,12 +213,12 @@ class SparsePipeline(Remembering):
 
     def _deliver(self, given: _Given, selection: Selection, exchange: Exchange) -> None:
         """Close the step, and write its total into the outputs."""
-        plan, step, scales = selection.plan, selection.step, given.scales
+        plan, step, scales, plain = selection.plan, selection.step, given.scales, selection.step.mode.plain
         accumulator, vector, total = selection.accumulator, selection.vector, exchange.total
         k, entries = min(selection.k, plan.elements), vector.values.size
         self.counts.exchanged(plan.elements, k, entries, total.values.size, self.rules.algorithm(selection))
         self._enter("apply")
-        if not step.mode.plain:
+        if not plain:
             exchange = self._limit.apply(exchange, scales.carry, self.steps)
         if selection.norms is not None:
             selection.norms.taken(accumulator, vector)
@@ -227,7 +227,7 @@ class SparsePipeline(Remembering):
         selection.close(exchange.returned)
         self.rules.sparsifier.observe(exchange.total)
         self.steps += 1
-        emptied = step.mode.plain and selection.was_empty and self.rules.remember_nothing
+        emptied = plain and selection.was_empty and self.rules.remember_nothing
         self.changed = not (scales.paused or emptied)
         self._mode = step.mode
         total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.mode, scales.once)

@@ -12,16 +12,16 @@ from horovod_sparse.rules.states import checked_flag, checked_number
 class Units(NamedTuple):
     """Factors that convert the memory's content to an update and to a mean gradient.
 
-    A step multiplies the memory by old unit / new unit. The unit is learning rate / loss scale * factor: the memory's
-    content times the unit is an update, even if the state is loaded with another world size. In a step with a learning
-    rate of 0, or so small that rounding the memory's content changes more, the memory pauses: it keeps its content and
-    unit, and what is left of the gradients is dropped. For a scale-free optimizer, the unit is 1 / loss scale * factor.
-    Both units are remembered, so that a state can be continued with either.
+    Content times unit is an update: the unit is learning rate / loss scale * factor, or 1 / loss scale * factor for a
+    scale-free optimizer. A step multiplies the memory by old unit / new unit, so that the update that it holds stays
+    the same when one of these changes, or the world size. Both units are remembered: either can continue a state.
 
-    If the optimizer applies momentum to what is delivered, later learning rates multiply it, too. The scale is then at
-    most 1, apart from the loss scale, and the old unit is the mean of the learning rates at which the memory's content
-    was computed: each step replaces a share of it, its density. No gradient then has more effect than one of the
-    present step, nor than the mean rate of its time warrants.
+    The memory pauses in a step with a learning rate of 0, or so small that rounding would change the content more: it
+    keeps content and unit, and what such a step does not send of its gradients is dropped.
+
+    If the optimizer applies momentum to what is delivered, later learning rates multiply it, too. Gradients in the
+    memory then must not gain weight when the rate falls: the scale is at most 1, apart from the loss scale, and the old
+    unit is the mean of the rates at which the content was computed. Each step replaces a share of it, its density.
 
     Attributes:
         update: 0: the content is worth no update, as it is of steps with a learning rate of 0.
@@ -75,7 +75,7 @@ class Scales(NamedTuple):
         units: Units of this step's gradients.
         carry: Factor on gradients of earlier steps.
         memory: Factor on the memory.
-        earlier: What converts the memory's content, times that factor, to an update.
+        earlier: Unit ``update`` of the memory's content after it was multiplied by ``memory``.
         paused: Whether the memory takes no part, as the step is worth nothing compared to its content.
     """
 

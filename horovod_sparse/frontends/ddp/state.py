@@ -17,6 +17,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import require_state
+from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.arguments import (
     agree_on,
@@ -51,7 +52,7 @@ class _Delivery:
     def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
         self._buffer = buffer
         self._names = exchange.names
-        self._worker = exchange.worker
+        self._worker = weakref.proxy(exchange.worker)  # which keeps the last step, and with it this object
         self._lock = threading.Lock()
         self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
@@ -59,16 +60,11 @@ class _Delivery:
 
     def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Submit all gradients of this bucket, with their parameters."""
-        collected = []
-        for p, gradient in gradients:
-            bucket = self._worker.bucket_of(self._names[p])
-            assert bucket is not None
-            self._worker.put(bucket, self._names[p], gradient, hold=not p.requires_grad)
-            collected.append(bucket.collected)
-        for step in dict.fromkeys(collected):
+        given = [self._worker.put(self._names[p], gradient, hold=not p.requires_grad) for p, gradient in gradients]
+        for exchanged in dict.fromkeys(given):
             with self._lock:
                 self._waiting += 1
-            step.done.add_done_callback(self._arrived)
+            exchanged.add_done_callback(self._arrived)
         self._arrived()
 
     def _arrived(self, _: object = None) -> None:
@@ -79,10 +75,26 @@ class _Delivery:
         if complete:
             # On the exchange's stream, for which DDP's stream then waits.
             with device_of(self._buffer.device).work():
-                if isinstance(self._worker.failed, Exception):
-                    self.future.set_exception(self._worker.failed)  # type: ignore[arg-type]
-                else:
-                    self.future.set_result(self._buffer)
+                error = self._worker.step.error
+                self.future.set_result(self._buffer if error is None else _Failure(error))  # type: ignore[arg-type]
+
+
+class _Failure:
+    """Result that raises an error where DDP takes it.
+
+    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
+    message that it builds for that calls ``str``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        """Let futures of a GPU look for tensors, which they do with pickle."""
+        return str, ()
 
 
 class SparseState(ExchangingGradients):
@@ -211,9 +223,8 @@ class SparseState(ExchangingGradients):
                 self._unchecked = None
         if bucket.index() == 0:
             exchange.require_groups()
-            if exchange.worker.collecting:
-                self._finish(exchange.worker)
-            self._joined = bool(exchange.worker.buckets) and not self._begun
+            self._finish(exchange.worker)
+            self._joined = bool(exchange.worker.keys) and not self._begun
             if self._joined:
                 exchange.worker.confirm()
         buffer = bucket.buffer()
@@ -230,15 +241,16 @@ class SparseState(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass changes gradients."""
         assert self._exchange is not None
         self._begun = True
-        if self._exchange.worker.complete:
+        if self._exchange.worker.step.state is State.EXCHANGING:
             self._finish(self._exchange.worker)
         begin_backward(self._exchange)
 
     def _finish(self, worker: Worker) -> None:
         """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
-        worker.finish()
-        if self._joined:
-            worker.confirm()
+        if worker.step.active:
+            worker.finish()
+            if self._joined:
+                worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), exchange)
@@ -259,7 +271,7 @@ class SparseState(ExchangingGradients):
             self._add(exchange, [p for p in of_model if p not in exchange.names])
             for target in reversed(deliveries):
                 target.submit([(p, gradient) for p, gradient, delivery in unplaced if delivery is target])
-        missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
+        missing = exchange.worker.missing
         if missing:
             raise ValueError(
                 f"rank {job().rank}: the state has buckets for {', '.join(missing[:3])}, which this DDP "
@@ -357,7 +369,7 @@ class SparseState(ExchangingGradients):
         self._grad_scaler = given
 
     def _between_steps(self) -> GradientExchange | None:
-        if self._exchange is not None and self._exchange.worker.collecting:
+        if self._exchange is not None:
             self._finish(self._exchange.worker)
         return self._exchange
 
@@ -386,7 +398,7 @@ class SparseState(ExchangingGradients):
         """
         require_state(state)
         exchange = self._between_steps()
-        if exchange is not None and exchange.worker.buckets:
+        if exchange is not None and exchange.worker.keys:
             exchange.load_state_dict(state)
         else:
             self._loaded = state
@@ -399,7 +411,7 @@ class SparseState(ExchangingGradients):
         """
         self._between_steps()
         exchange = self._open()
-        if not exchange.worker.buckets:
+        if not exchange.worker.keys:
             known = list(self._names) or [p for group in self._param_groups for p in group["params"]]
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -200,9 +201,40 @@ class ReplicaExchange(ExchangingGradients):
                 "torch._dynamo.config.compiled_autograd = False before torch.compile()"
             )
         if not self._submitted:
-            begin_backward(self._exchange)
+            with self._refused_together():
+                begin_backward(self._exchange)
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ends)
+
+    @contextmanager
+    def _refused_together(self) -> Iterator[None]:
+        """Raise an error of this rank on all ranks of all replicas; others have gradients that do not show it.
+
+        A collective call of these ranks in a backward pass before which no optimizer has applied the last exchange. In
+        an ordinary step it does nothing.
+        """
+        collective, error = self._exchange.worker.step.unconfirmed and not self._begun, None
+        try:
+            yield
+        except RuntimeError as raised:
+            error = raised
+        if collective and self._anywhere(error is not None) and error is None:
+            error = RuntimeError(
+                f"rank {distributed.get_rank()}: another rank refuses to add to exchanged gradients, or to drop those "
+                "that were cleared; its error has the details"
+            )
+        if error is not None:
+            raise error
+
+    def _anywhere(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank of any replica; a collective call."""
+        (anywhere,) = self._exchange.anywhere([flag])
+        for mesh in dict.fromkeys(p.device_mesh for p in self._parameters.values()):
+            for group in mesh.get_all_groups():
+                count = torch.tensor([anywhere], dtype=torch.int32, device=mesh.device_type)
+                distributed.all_reduce(count, group=group)
+                anywhere = bool(count)
+        return anywhere
 
     def _reduced(self, name: str, p: torch.Tensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
@@ -219,10 +251,8 @@ class ReplicaExchange(ExchangingGradients):
         self._submit(name, shard_of(p.grad))
 
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
-        worker = self._exchange.worker
-        bucket = worker.bucket_of(key)
-        if bucket is not None:  # None: this rank holds no element of the parameter
-            worker.put(bucket, key, shard, hold)
+        if key in self._exchange.worker:  # else this rank holds no element of the parameter
+            self._exchange.worker.put(key, shard, hold)
 
     @eager
     def _backward_ends(self) -> None:
@@ -371,10 +401,8 @@ class ReplicaExchange(ExchangingGradients):
         return {**own, **merged}, notes
 
     def _reshard(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        buckets = self._exchange.worker.buckets
-
         def momentum_of(number: int) -> Momentum:
-            return self._exchange.momentum(buckets[number].layout.group)
+            return self._exchange.momentum(self._exchange.groups[own["buckets"][number]["parameters"][0]])
 
         return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 

@@ -15,7 +15,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.layout import Layout, Segment
+from horovod_sparse.engine.layout import Layout
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.engine.state import leader
 from horovod_sparse.frontends.arguments import (
@@ -52,9 +52,13 @@ class _Buckets(GradientExchange):
         kind = Bucket if layout.small else ScatteredBucket
         return kind(layout, self._settings, self.transport, self._shared)
 
-    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
-        """Return nothing: no segment holds the gradient of one parameter."""
-        return {}
+    def put(self, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> torch.Tensor:
+        """Exchange the rows of a scattered bucket; return the tensor that receives this rank's result."""
+        (bucket,) = (bucket for bucket in self.worker.buckets if key in bucket.layout.keys)
+        assert isinstance(bucket, ScatteredBucket)
+        result = bucket.begin_step(columns)
+        self.worker.put(key, rows)
+        return result
 
 
 class ShardedExchange(ExchangingGradients):
@@ -180,7 +184,7 @@ class ShardedExchange(ExchangingGradients):
         or, if that is not possible, an error is raised.
         """
         worker = self._exchange.worker
-        if not worker.unapplied:
+        if not worker.unapplied():
             return
         require_known(self._exchange)
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -206,25 +210,16 @@ class ShardedExchange(ExchangingGradients):
         worker, rank = self._exchange.worker, self._exchange.transport.rank
         parts = {name: unit.parts[name] for name in sources}
         for name, part in parts.items():
-            bucket = worker.bucket_of(part.key)
-            if bucket is not None and part.small:
+            if part.small:
                 columns = rows[:, sources[name] : sources[name] + part.width]
-                whole = columns.to(bucket.layout.dtype, copy=True, memory_format=torch.contiguous_format)
-                worker.put(bucket, part.key, whole)
+                whole = columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+                worker.put(part.key, whole)
                 self._results.append((part.p, whole[rank]))
         for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
             own = {name: part for name, part in parts.items() if part.key == key}
-            result = self._put(
-                key, rows, [Columns(sources[name], part.place, part.width) for name, part in own.items()]
-            )
+            taken = [Columns(sources[name], part.place, part.width) for name, part in own.items()]
+            result = self._exchange.put(key, rows, taken)
             self._results += [(part.p, result[part.place : part.place + part.width]) for part in own.values()]
-
-    def _put(self, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> torch.Tensor:
-        bucket = self._exchange.worker.bucket_of(key)
-        assert isinstance(bucket, ScatteredBucket)
-        result = bucket.begin_step(columns)
-        self._exchange.worker.put(bucket, key, rows)
-        return result
 
     @eager
     def _backward_ends(self) -> None:
@@ -254,14 +249,13 @@ class ShardedExchange(ExchangingGradients):
 
     def _put_missing(self) -> None:
         """Submit what this backward pass has not reduced, on no rank; its residuals are kept for later steps."""
-        for bucket in self._exchange.worker.buckets:
-            for key in bucket.missing:
-                if isinstance(bucket, ScatteredBucket):
-                    self._put(key, torch.empty(0, device=bucket.layout.torch_device), [])
-                else:
-                    size = next(segment.size for segment in bucket.layout.segments if segment.key == key)
-                    zeros = torch.zeros(size, dtype=bucket.layout.dtype, device=bucket.layout.torch_device)
-                    self._exchange.worker.put(bucket, key, zeros, hold=True)
+        missing = set(self._exchange.worker.missing)
+        for member in (member for unit in self._units for member in unit.members if member.key in missing):
+            if member.small:
+                zeros = torch.zeros(member.size, dtype=member.dtype, device=member.device)
+                self._exchange.worker.put(member.key, zeros, hold=True)
+            else:
+                self._exchange.put(member.key, torch.empty(0, device=member.device), [])
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.

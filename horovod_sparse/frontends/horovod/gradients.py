@@ -238,17 +238,17 @@ class Gradients(ExchangingGradients):
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        bucket = self._exchange.bucket_of(p)
-        if bucket is None and not p.numel():
+        exchanged = self._parameter_names[p] in self._exchange.worker
+        if not exchanged and not p.numel():
             return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
-        if bucket is None:
+        if not exchanged:
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle
         gradient = p.grad
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
         # While a parameter is frozen, its residual must not be sent: it is kept until the parameter is trained again.
-        self._exchange.worker.put(bucket, self._parameter_names[p], gradient, hold=not p.requires_grad)
+        self._exchange.worker.put(self._parameter_names[p], gradient, hold=not p.requires_grad)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
@@ -259,9 +259,8 @@ class Gradients(ExchangingGradients):
                 f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
                 "left to Horovod, but this Horovod was built without CUDA: set sparse_as_dense=True"
             )
-        bucket = self._exchange.bucket_of(p)
-        if bucket is not None:
-            self._exchange.worker.leave_out(bucket, self._parameter_names[p])
+        if self._parameter_names[p] in self._exchange.worker:
+            self._exchange.worker.leave_out(self._parameter_names[p])
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
     @eager
@@ -375,7 +374,7 @@ class Gradients(ExchangingGradients):
         """
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
-        if self._newer is not None or not exchange.worker.buckets:
+        if self._newer is not None or not exchange.worker.keys:
             return None
         if exchange.undoable:
             raise ValueError(

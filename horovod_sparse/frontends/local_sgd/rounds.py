@@ -165,7 +165,7 @@ class Rounds:
                 self._save(p)
         self._compare(moving)
         if self.exchange.ranks > 1:
-            self._place(p for p in moving if self.exchange.worker.bucket_of(self._names[p]) is None)
+            self._place(p for p in moving if self._names[p] not in self.exchange.worker)
         try:
             # Written into the parameters, whose values are no longer needed.
             differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in moving}
@@ -181,10 +181,10 @@ class Rounds:
         self.exchange.idle = not self.stepped
         worker, named = self.exchange.worker, {name: p for p, name in self._names.items()}
         with worker.completing():
-            for bucket, key in [(each, key) for each in worker.buckets for key in each.layout.keys]:
+            for key in worker.keys:
                 p = named[key]
                 difference = differences[p] if p in differences else torch.zeros_like(p)
-                worker.put(bucket, key, difference, hold=p in held)
+                worker.put(key, difference, hold=p in held)
             worker.collect()
 
     def _velocity_of(self, p: torch.Tensor) -> torch.Tensor:

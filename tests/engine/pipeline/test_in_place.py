@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from laws import content, everywhere, same_bits, summed
+from pipelines import own, residual
 from rules import LIKE, eighths
 
 from horovod_sparse.config import Sparse
@@ -28,17 +29,13 @@ def build(transport, undoable=False, **settings):
     return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, transport, factor=0.5, undoable=undoable)
 
 
-def own(transport, *seed):
-    return np.random.default_rng([*seed, transport.rank])
-
-
 def parameters(gradient, dtype):
     """Gradients of two parameters, with a third between them that is held."""
     parts = [gradient[:200], gradient[200:350], gradient[350:]]
     return [(start, part.astype(dtype)) for start, part in zip((0, 200, 350), parts, strict=True)]
 
 
-def run(pipeline, outputs, held=1, in_place=True):
+def step(pipeline, outputs, held=1, in_place=True):
     """Run one step; return the gradients that the optimizer would see."""
     gradients = [pair for number, pair in enumerate(outputs) if number != held]
     if not in_place:
@@ -64,9 +61,9 @@ def test_results_in_place_are_bitwise_identical(transport, sparsifier, memory, d
     for number in range(4):
         gradient = eighths(own(transport, number), SIZE, 256)
         held = 1 if number % 2 else 3  # none
-        first = run(one, parameters(gradient, dtype), held)
+        first = step(one, parameters(gradient, dtype), held)
         assert everywhere(
-            transport, np.array_equal(first, run(other, parameters(gradient, dtype), held, in_place=False))
+            transport, np.array_equal(first, step(other, parameters(gradient, dtype), held, in_place=False))
         )
         assert same_bits(transport, first)
         assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
@@ -86,16 +83,16 @@ def test_gradients_that_are_not_outputs_stay_unchanged(transport):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_exchange_that_fails_loses_nothing(transport, monkeypatch, undoable, in_place):
     pipeline, gradient = build(transport, undoable), eighths(own(transport), SIZE)
-    run(pipeline, [(0, gradient.copy())])
-    before = pipeline.rules.memory.state_dict()["residual"].copy()
+    step(pipeline, [(0, gradient.copy())])
+    before = residual(pipeline)
 
     def fail(vector, k):
         raise OSError("the network is down")
 
     monkeypatch.setattr(pipeline.rules.collective, "allreduce", fail)
     with pytest.raises(OSError, match="down"):
-        run(pipeline, [(0, gradient.copy())], in_place=in_place)
-    assert everywhere(transport, np.array_equal(pipeline.rules.memory.state_dict()["residual"], before + gradient))
+        step(pipeline, [(0, gradient.copy())], in_place=in_place)
+    assert everywhere(transport, np.array_equal(residual(pipeline), before + gradient))
 
 
 @pytest.mark.law
@@ -108,27 +105,27 @@ def test_undoable_steps_are_bitwise_identical_and_a_nonfinite_one_is_undone(tran
         bad = gradient.copy()
         if transport.rank == number % ranks:
             bad[[7, 400]] = [np.inf, np.nan]
-        seen = run(one, parameters(bad, np.float32), held=3)
+        seen = step(one, parameters(bad, np.float32), held=3)
         with np.errstate(invalid="ignore"):
             assert everywhere(
                 transport, np.array_equal(seen, 0.5 * summed(transport, bad.astype(np.float64)), equal_nan=True)
             )
         assert everywhere(transport, content(one.state_dict()) == before)
         if number % 2:
-            run(one, parameters(gradient + 1, np.float32))
+            step(one, parameters(gradient + 1, np.float32))
             one.undo()
             assert everywhere(transport, content(one.state_dict()) == before)
-        totals = [run(pipeline, parameters(gradient, np.float32)) for pipeline in (one, other)]
+        totals = [step(pipeline, parameters(gradient, np.float32)) for pipeline in (one, other)]
         assert everywhere(transport, np.array_equal(*totals))
         assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
 
 
 def test_the_state_before_a_step_is_kept_without_a_copy(transport):
     pipeline = build(transport, undoable=True)
-    run(pipeline, [(0, eighths(own(transport, 1), SIZE))])
-    residual = pipeline.rules.memory.state_dict()["residual"]
-    before = residual.copy()
-    run(pipeline, [(0, eighths(own(transport, 2), SIZE))])
-    assert everywhere(transport, np.array_equal(residual, before))
+    step(pipeline, [(0, eighths(own(transport, 1), SIZE))])
+    array = pipeline.rules.memory.state_dict()["residual"]
+    before = array.copy()
+    step(pipeline, [(0, eighths(own(transport, 2), SIZE))])
+    assert everywhere(transport, np.array_equal(array, before))
     pipeline.undo()
-    assert pipeline.rules.memory.state_dict()["residual"] is residual
+    assert pipeline.rules.memory.state_dict()["residual"] is array

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import content, everywhere, same_bits, summed
+from pipelines import own, residual, run
 from rules import LIKE, eighths
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Conditions, Momentum, snapshot
 
 pytestmark = pytest.mark.law
 
@@ -20,18 +20,6 @@ EXACT = f"{TOPK},keep=1"
 
 def build(transport, spec, size=SIZE, undoable=False):
     return pipeline_for(parse(spec), size, LIKE, transport, undoable=undoable)
-
-
-def run(pipeline, gradient, **conditions):
-    """Exchange a gradient of all positions, or a list of segments; return the total."""
-    segments = gradient if isinstance(gradient, list) else [(0, gradient)]
-    output = np.full(pipeline._context.size, np.nan, np.float32)
-    pipeline.run(segments, [(0, output)], Conditions(**conditions))
-    return output
-
-
-def residual(pipeline):
-    return pipeline.state_dict()["memory"]["residual"].astype(np.float64)
 
 
 def expected_step(transport, residuals, gradients, keep, boundaries):
@@ -85,7 +73,7 @@ RULES = [
 @pytest.mark.parametrize("spec", [*RULES[:3], *(pytest.param(spec, marks=pytest.mark.full) for spec in RULES[3:])])
 def test_nothing_is_lost_in_500_steps(transport, spec):
     """Learning rates and loss scales change, ranks are idle, parameters are frozen, and gradients are not finite."""
-    pipeline, draw = build(transport, spec), np.random.default_rng(transport.rank)
+    pipeline, draw = build(transport, spec), own(transport)
     given, delivered = np.zeros(SIZE), np.zeros(SIZE)
     for number in range(500):
         rate, scale = 2.0 ** -(number // 150), 2.0 ** (number // 200)
@@ -114,8 +102,8 @@ def test_nothing_is_lost_in_500_steps(transport, spec):
     assert everywhere(transport, bool(delivered[200]) or transport.size == 1)  # where rank 0 has it frozen
 
 
-def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport):
-    pipeline, draw = build(transport, f"{TOPK},keep=4"), np.random.default_rng(transport.rank)
+def test_residuals_of_frozen_parameters_are_kept_until_these_train_again(transport):
+    pipeline, draw = build(transport, f"{TOPK},keep=4"), own(transport)
     for _ in range(5):
         run(pipeline, eighths(draw, SIZE, 64))
     kept = residual(pipeline)[300:900]
@@ -130,7 +118,7 @@ def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport)
 
 
 def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send(transport):
-    """As in DDP, where a parameter that this rank does not use in this step takes no part on it."""
+    """In DDP, a parameter that a rank does not use takes no part in the step on that rank."""
     pipeline, ranks = build(transport, EXACT), transport.size
     if ranks == 1:
         return
@@ -140,52 +128,6 @@ def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send
     assert everywhere(transport, run(pipeline, segments)[5] == 8 * (ranks - 1))
 
 
-@pytest.mark.parametrize("memory", ["residual", "momentum"])
-def test_an_undone_step_leaves_no_trace(transport, memory):
-    spec = f"oktopk:density=0.05,keep=2,tau_threshold=4,tau_partition=3,memory={memory}"
-    momentum = Momentum(0.9)
-    ours, other = (build(transport, spec, undoable=True) for _ in range(2))
-    draw = np.random.default_rng(transport.rank)
-    for number in range(30):
-        gradient = eighths(draw, SIZE, 64)
-        if number % 3 == 1:
-            run(other, eighths(draw, SIZE, 64), momentum=momentum)
-            other.undo()
-        totals = [run(pipeline, gradient.copy(), momentum=momentum) for pipeline in (ours, other)]
-        assert everywhere(transport, totals[0].tobytes() == totals[1].tobytes())
-
-
-@pytest.mark.parametrize("bad", [np.inf, np.nan, 3e38])
-def test_gradients_that_overflow_are_sent_dense_and_leave_no_trace(transport, bad):
-    """In a step that may be undone, they are added before it is known that they are not finite."""
-    spec = "oktopk:density=0.05,keep=2,tau_threshold=4,tau_partition=3"
-    ours, other = (build(transport, spec, undoable=True) for _ in range(2))
-    draw = np.random.default_rng(transport.rank)
-    for number in range(20):
-        gradient = eighths(draw, SIZE, 64)
-        if number % 3 == 1:
-            spoiled = gradient.copy()
-            spoiled[: SIZE // 2] = bad
-            with np.errstate(over="ignore"):
-                total = run(other, spoiled)
-            assert everywhere(transport, not np.isfinite(total[5]) or transport.size == 1)
-        totals = [run(pipeline, gradient.copy()) for pipeline in (ours, other)]
-        assert everywhere(transport, totals[0].tobytes() == totals[1].tobytes())
-
-
-def test_a_state_continues_bit_for_bit(transport):
-    spec = "oktopk:density=0.05,keep=2,tau_threshold=4,tau_partition=3,wire=log4"
-    ours, restored = (build(transport, spec) for _ in range(2))
-    draw = np.random.default_rng(transport.rank)
-    for _ in range(10):
-        run(ours, eighths(draw, SIZE, 64))
-    restored.load_state_dict(snapshot(ours.state_dict()))
-    for _ in range(10):
-        gradient = eighths(draw, SIZE, 64)
-        totals = [run(pipeline, gradient.copy()) for pipeline in (ours, restored)]
-        assert everywhere(transport, totals[0].tobytes() == totals[1].tobytes())
-
-
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_fewer_elements_than_ranks(transport, size):
     pipeline, delivered = build(transport, "oktopk:density=0.5,keep=1", size), np.zeros(size)
@@ -193,10 +135,3 @@ def test_fewer_elements_than_ranks(transport, size):
         delivered += run(pipeline, np.ones(size, np.float32))
     held = summed(transport, residual(pipeline))
     assert everywhere(transport, np.allclose(delivered + held, 20 * transport.size))
-
-
-def test_equal_sums_do_not_make_a_total_longer(transport):
-    pipeline = build(transport, EXACT)
-    for _ in range(30):
-        total = run(pipeline, np.ones(SIZE, np.float32))
-        assert everywhere(transport, np.count_nonzero(total) <= 4 / 3 * K)

@@ -8,13 +8,13 @@ from dataclasses import Field, fields
 import numpy as np
 import pytest
 from laws import digest, everywhere, summed
+from pipelines import own, residual, run
 from rules import LIKE, eighths
 
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.config import Compression, Sparse, parse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Conditions
 from horovod_sparse.schedules import SCHEDULES
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -76,17 +76,15 @@ def check(transport, text: str) -> bool:
         pipeline = pipeline_for(sparse, 1100, LIKE, transport)
     except ValueError:  # a sketch, say, that is larger than the bucket; on all ranks, or the others would wait
         return False
-    generator, bits, fed, out = np.random.default_rng([3, transport.rank]), [], np.zeros(1100), np.zeros(1100)
+    generator, bits, fed, out = own(transport, 3), [], np.zeros(1100), np.zeros(1100)
     for number in range(20):
         gradient = eighths(generator, 1100)
-        output = np.full_like(gradient, np.nan)
-        pipeline.run([(0, gradient)], [(0, output)], Conditions(epoch=number // 5))
+        output = run(pipeline, gradient, epoch=number // 5)
         fed, out = fed + gradient, out + output
         bits.append(digest(output))
     assert everywhere(transport, transport.broadcast_object(bits) == bits), text
-    state = pipeline.state_dict().get("memory", {})
-    if list(state) == ["residual"]:
-        held = summed(transport, state["residual"].astype(np.float64))
+    if list(pipeline.state_dict().get("memory", {})) == ["residual"]:
+        held = summed(transport, residual(pipeline))
         scale = summed(transport, abs(fed)) + 1
         assert everywhere(transport, (abs(out + held - summed(transport, fed)) < 1e-4 * scale).all()), text
     return True

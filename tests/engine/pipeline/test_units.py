@@ -1,4 +1,4 @@
-"""Unit of the memory: what is delayed keeps its worth as an update, whatever the learning rate does."""
+"""Residuals are kept in units of updates, so that a delayed gradient counts with its own learning rate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import everywhere, same_bits, summed
+from laws import everywhere, summed
+from pipelines import continue_alike, own, residual, run
 from rules import LIKE, eighths
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Conditions, Momentum, snapshot
+from horovod_sparse.rules import Momentum, snapshot
 
 pytestmark = pytest.mark.law
 SIZE, PEAK = 400, 0.05
@@ -42,16 +43,9 @@ def rates(schedule):
     return [PEAK * float(PHASES[kind](part, number)) for number, (kind, part) in enumerate(steps)]
 
 
-def run(pipeline, gradient, **conditions):
-    output = np.full_like(gradient, np.nan)
-    pipeline.run([(0, gradient)], [(0, output)], Conditions(**conditions))
-    return output
-
-
 def held(pipeline):
     """Return the residual of this rank as an update."""
-    state = pipeline.state_dict()
-    return state["unit"] * state["memory"]["residual"].astype(np.float64)
+    return pipeline.state_dict()["unit"] * residual(pipeline)
 
 
 @pytest.mark.parametrize("spec", [*SPECS[:2], pytest.param(SPECS[2], marks=pytest.mark.full)])
@@ -59,7 +53,7 @@ def held(pipeline):
 @given(schedule=SCHEDULES)
 def test_without_momentum_updates_are_conserved(transport, spec, schedule):
     """Sum of rate * delivered, and what is held, are the sum of rate * gradient."""
-    pipeline, draw = build(transport, spec), np.random.default_rng(transport.rank)
+    pipeline, draw = build(transport, spec), own(transport)
     given_, delivered = np.zeros((2, SIZE))
     for rate in rates(schedule):
         gradient = eighths(draw, SIZE)
@@ -144,7 +138,7 @@ def test_with_momentum_the_unit_is_the_mean_rate_of_what_is_held(transport):
         earlier = mean / factor if number else rate
         mean = earlier + 0.25 * (rate - earlier)
         assert everywhere(transport, np.isclose(pipeline.state_dict()["unit"], mean / scale / transport.size))
-        after = summed(transport, pipeline.state_dict()["memory"]["residual"]).astype(np.float64) / scale
+        after = summed(transport, residual(pipeline)) / scale
         expected = factor * before + summed(transport, gradient) / scale
         assert everywhere(transport, np.allclose(total * transport.size / scale + after, expected, rtol=1e-5))
         before = after
@@ -154,32 +148,29 @@ def test_with_momentum_the_unit_is_the_mean_rate_of_what_is_held(transport):
 @pytest.mark.parametrize("after", [False, True])
 def test_a_loaded_state_continues_with_the_same_bits_when_the_rate_rises_again(transport, after):
     one, other = (build(transport, SPECS[1]) for _ in range(2))
-    draw = np.random.default_rng(transport.rank)
+    draw = own(transport)
     for rate in (1.0, 1.0, 0.01, 0.0):
         run(one, eighths(draw, SIZE), learning_rate=rate, momentum_after=after)
     other.load_state_dict(snapshot(one.state_dict()))
     for rate in (0.0, 0.5, 2.0):
-        gradient = eighths(draw, SIZE)
-        totals = [run(each, gradient.copy(), learning_rate=rate, momentum_after=after) for each in (one, other)]
-        assert everywhere(transport, np.array_equal(*totals))
-        assert same_bits(transport, totals[0])
+        continue_alike(transport, one, other, [eighths(draw, SIZE)], learning_rate=rate, momentum_after=after)
 
 
 def test_states_with_different_mean_rates_are_merged(transport):
     """A rank that was in join() may have had another learning rate; its residual counts as gradients all the same."""
     old, new = (build(transport, SPECS[0]) for _ in range(2))
     for rate in (1.0, 1.0 + transport.rank):
-        run(old, eighths(np.random.default_rng(transport.rank), SIZE), learning_rate=rate, momentum_after=True)
+        run(old, eighths(own(transport), SIZE), learning_rate=rate, momentum_after=True)
     states = transport.allgather_object(snapshot(old.state_dict()))
     new.load_state_dict(new.merge(states, states[0])[0])
     kept = summed(transport, old.state_dict()["memory"]["residual"])
-    assert everywhere(transport, np.array_equal(new.state_dict()["memory"]["residual"], kept))
+    assert everywhere(transport, np.array_equal(residual(new), kept))
     assert everywhere(transport, new.state_dict()["unit"] == states[0]["unit"])
 
 
 @pytest.mark.parametrize("memory", ["residual", "momentum"])
 def test_a_step_with_a_rate_of_0_delivers_its_gradients_and_leaves_the_memory_unchanged(transport, memory):
-    pipeline, draw = build(transport, f"{SPECS[0]},memory={memory}"), np.random.default_rng(transport.rank)
+    pipeline, draw = build(transport, f"{SPECS[0]},memory={memory}"), own(transport)
     conditions = {"momentum": Momentum(0.5)} if memory == "momentum" else {}
     for _ in range(3):
         run(pipeline, eighths(draw, SIZE), learning_rate=1.0, **conditions)
@@ -195,7 +186,7 @@ def test_a_step_with_a_rate_of_0_delivers_its_gradients_and_leaves_the_memory_un
 def test_the_loss_scale_may_change_in_a_step_with_a_rate_of_0(transport):
     """All results are multiples of those without a loss scale."""
     plain, scaled = (build(transport, f"{SPECS[0]},memory=momentum") for _ in range(2))
-    draw = np.random.default_rng(transport.rank)
+    draw = own(transport)
     for rate, scale in ((1.0, 1.0), (1.0, 2.0), (0.0, 8.0), (0.0, 4.0), (1.0, 4.0), (0.5, 4.0)):
         gradient, conditions = eighths(draw, SIZE), {"learning_rate": rate, "momentum": Momentum(0.5)}
         expected = run(plain, gradient.copy(), **conditions)

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from laws import digest, everywhere, same_bits, sum_bytes, summed, thorough
+from pipelines import own, residual, run
 from rules import LIKE, eighths
 
 from horovod_sparse import metrics
 from horovod_sparse.config import Compression
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Conditions, snapshot, tally
+from horovod_sparse.rules import snapshot, tally
 
 pytestmark = pytest.mark.mpi
 
@@ -52,16 +53,9 @@ class Model:
         ]
 
     def run(self, gradient):
-        """The total."""
-        outputs = []
-        for pipeline, part in zip(self.pipelines, np.split(gradient, len(self.pipelines)), strict=True):
-            outputs.append(np.full_like(part, np.nan))
-            pipeline.run([(0, part.copy())], [(0, outputs[-1])], Conditions())
-        return np.concatenate(outputs)
-
-
-def own(transport, *seed):
-    return np.random.default_rng([*seed, transport.rank])
+        """Run one step; return the total."""
+        parts = np.split(gradient, len(self.pipelines))
+        return np.concatenate([run(one, part.copy()) for one, part in zip(self.pipelines, parts, strict=True)])
 
 
 def signal(size, generator, share=0.5):
@@ -86,8 +80,8 @@ def test_nothing_is_lost_in_hundreds_of_steps_and_ranks_decide_alike(transport, 
     assert everywhere(transport, transport.broadcast_object(bits) == bits)
     assert transport.broadcast_object(chosen()) == chosen()
     assert {0, 1} <= set(chosen())
-    residual = np.concatenate([one.state_dict()["memory"]["residual"] for one in model.pipelines], dtype=np.float64)
-    assert everywhere(transport, np.array_equal(totals + summed(transport, residual), summed(transport, given)))
+    held = np.concatenate([residual(one) for one in model.pipelines])
+    assert everywhere(transport, np.array_equal(totals + summed(transport, held), summed(transport, given)))
 
 
 def test_nonfinite_buckets_are_left_out_of_the_decision(transport, chosen):
