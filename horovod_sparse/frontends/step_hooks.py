@@ -26,6 +26,11 @@ _LOG = logging.getLogger("horovod_sparse")
 # The optimizers that each exchange was given.
 _followed: weakref.WeakKeyDictionary[GradientExchange, weakref.WeakSet[torch.optim.Optimizer]]
 _followed = weakref.WeakKeyDictionary()
+# Exchanges that follow an optimizer, each with what its results are: see ``Worker.confirm``.
+_of_optimizer: weakref.WeakKeyDictionary[
+    torch.optim.Optimizer, weakref.WeakKeyDictionary[GradientExchange, Callable[[int], bool]]
+]
+_of_optimizer = weakref.WeakKeyDictionary()
 # Class of an optimizer that an exchange was not given, but that has applied its last result.
 _unknown: weakref.WeakKeyDictionary[GradientExchange, str] = weakref.WeakKeyDictionary()
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
@@ -187,7 +192,8 @@ def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: Gra
     _followed[exchange] = weakref.WeakSet(optimizers)
     _follow_unknown()
     for place, optimizer in enumerate(optimizers):
-        _follow(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
+        prepare_to_follow(optimizer)
+        _of_optimizer[optimizer][exchange] = functools.partial(_is_of, place, len(optimizers))
 
 
 @functools.cache
@@ -222,20 +228,27 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
     return group < 0 or group % optimizers == place
 
 
-def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool]) -> None:
-    reference = weakref.ref(exchange)
+def prepare_to_follow(optimizer: torch.optim.Optimizer) -> None:
+    """Register the hooks of an optimizer that exchanges follow, once.
+
+    A front end whose exchange is created in the first backward pass calls this before: that pass may be part of a
+    closure, and torch calls a hook of a step only if it was registered before the step.
+    """
+    if optimizer in _of_optimizer:
+        return
+    exchanges = _of_optimizer[optimizer] = weakref.WeakKeyDictionary()
 
     def confirm(optimizer: torch.optim.Optimizer) -> None:
-        overflow, alive = getattr(optimizer, "found_inf", None), reference()
+        overflow = getattr(optimizer, "found_inf", None)
         # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
-        if alive is not None and not (overflow is not None and overflow.item()):
-            alive.worker.confirm(applied)
-            _unknown.pop(alive, None)
+        if not (overflow is not None and overflow.item()):
+            for exchange, applied in exchanges.items():
+                exchange.worker.confirm(applied)
+                _unknown.pop(exchange, None)
 
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        alive = reference()
-        if alive is not None and alive.worker.step.state is State.COLLECTING:
+        if any(exchange.worker.step.state is State.COLLECTING for exchange in exchanges):
             raise RuntimeError(
                 f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
                 "averaged by its end: step after backward() instead of in a hook of a parameter"
@@ -244,12 +257,12 @@ def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applie
         return with_closure(args, kwargs, functools.partial(confirm, optimizer))
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        alive = reference()
         # Numbered as in state_dict(), which would call the user's hooks.
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         own = {number: optimizer.state[p] for number, p in enumerate(parameters) if p in optimizer.state}
-        if alive is not None and not _equal(state["state"], own):
-            alive.note_load()
+        if not _equal(state["state"], own):
+            for exchange in exchanges:
+                exchange.note_load()
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))

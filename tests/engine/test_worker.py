@@ -75,7 +75,7 @@ def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
     worker = Worker(lambda _: Reading(Conditions(0.1)), undoable=True, factor_for=lambda norm: norms.append(norm) or 1)
     worker.confirmed = True
     worker.add(buckets)
-    worker.put(worker.bucket_of(KEYS[0]), KEYS[0], torch.full((10,), 7.0), hold=True)
+    worker.put(KEYS[0], torch.full((10,), 7.0), hold=True)
     put(worker, *KEYS[1:])
     worker.collect()
     assert norms == pytest.approx([30**0.5])

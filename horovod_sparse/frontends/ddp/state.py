@@ -36,6 +36,7 @@ from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
@@ -207,6 +208,7 @@ class SparseState(ExchangingGradients):
         self._optimizer: Any = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
+            prepare_to_follow(optimizer)
             warn_of_clipping(optimizer, self._exchange)
             apply_momentum(optimizer, self.compression, self._exchange)
 
