@@ -187,7 +187,7 @@ class Exchange:
         Args:
             copy: Copies an array to the host.
         """
-        self.worker.settle()
+        self.worker.undo_unapplied()
         buffers = self.buffers()
         return {"buckets": [bucket.state_dict(copy, buffers) for bucket in self.worker.buckets]}
 
@@ -203,7 +203,7 @@ class Exchange:
                 keep their state.
         """
         require_state(state)
-        self.worker.settle()
+        self.worker.undo_unapplied()
         self._grow(state)
         self._require_layout(state)
         before: list[tuple[Bucket, dict[str, Any]]] = []
@@ -219,7 +219,7 @@ class Exchange:
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
-            self.worker.settle()
+            self.worker.undo_unapplied()
             self.worker.confirm()
             for bucket in self.worker.buckets:
                 bucket.reset()
@@ -243,7 +243,7 @@ class Exchange:
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration.
         """
-        self.worker.settle()
+        self.worker.undo_unapplied()
         self._grow(leader)
         buckets = self.worker.buckets
         if buckets and not leader["buckets"]:

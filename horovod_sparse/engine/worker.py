@@ -49,7 +49,7 @@ class Worker:
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
         step: The last step that has begun.
-        confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
+        needs_confirmation: Whether a step counts only after ``confirm``. Until then it can be kept for more or dropped.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Worker:
     ) -> None:
         self.step = ModelStep(-1, State.APPLIED)
         self.buckets: list[Bucket] = []
-        self.confirmed = False
+        self.needs_confirmation = False
         self._read = read
         self._undoable = undoable
         self._factor_for = factor_for
@@ -283,10 +283,10 @@ class Worker:
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
         failed, step.error = failed or step.error is not None, None  # its traceback holds gradients
-        if not self.confirmed or (failed and not self._undoable):
+        if not self.needs_confirmation or (failed and not self._undoable):
             step.unapplied = []
         step.unapplied = [bucket for bucket in step.unapplied if self._undoable or bucket.pipeline.changed]
-        step.unconfirmed = self.confirmed
+        step.awaits_optimizer = self.needs_confirmation
         step.enter(State.REDUCED if step.unapplied else State.APPLIED)
         exposed = sum([bucket.begin(step.complete) for bucket in self.buckets])
         # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
@@ -343,40 +343,41 @@ class Worker:
             applied: Whether the parameters of a group, by its number, were part of the optimizer's step.
         """
         step = self.step
-        step.unconfirmed = False
+        step.awaits_optimizer = False
         for bucket in self.buckets:
             bucket.collected.resumes &= not applied(bucket.layout.group)
         step.unapplied = [bucket for bucket in step.unapplied if not applied(bucket.layout.group)]
         if step.state is State.REDUCED and not step.unapplied:
             step.enter(State.APPLIED)
 
-    def unapplied(self) -> list[int]:
+    def unapplied_buckets(self) -> list[int]:
         """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
         return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
 
-    def resume(self, kept: Container[int]) -> None:
-        """Begin a backward pass after a step that was exchanged but not applied.
+    def keep(self, numbers: Container[int]) -> None:
+        """Let the next backward pass add to results that no optimizer has applied, and that the gradients still hold.
 
         Args:
-            kept: Numbers of the buckets whose result is still held by the gradients, to which this pass adds. The other
-                results have been cleared: they are dropped.
+            numbers: Numbers of their buckets.
+        """
+        step = self.step
+        with self._lock:
+            for bucket in [bucket for bucket in step.unapplied if bucket.layout.number in numbers]:
+                step.unapplied.remove(bucket)
+                bucket.collected.resumes = True
+            if step.state is State.REDUCED and not step.unapplied:
+                step.enter(State.APPLIED)
+
+    def drop_unapplied(self) -> None:
+        """Undo the exchange of results that no optimizer has applied, and that the gradients no longer hold.
 
         Raises:
-            RuntimeError: Results have been cleared, and cannot be undone.
+            RuntimeError: They cannot be undone.
         """
         with self._lock:
-            if self.step.state is not State.REDUCED:
-                return
-            resumed = [bucket for bucket in self.step.unapplied if bucket.layout.number in kept]
-            self.step.unapplied = [bucket for bucket in self.step.unapplied if bucket not in resumed]
-            if self.step.unapplied:
-                self._drop()
-            else:
-                self.step.enter(State.APPLIED)
-            for bucket in resumed:
-                bucket.collected.resumes = True
+            self._drop()
 
-    def settle(self) -> None:
+    def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but not applied, if it can be; to be called between steps."""
         self._require_complete()
         with self._lock:

@@ -71,7 +71,7 @@ class GradientExchange(Exchange):
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
-        self.worker.confirmed = bool(optimizers)
+        self.worker.needs_confirmation = bool(optimizers)
         follow_optimizers(optimizers, self)
         for optimizer in optimizers:
             warn_of_clipping(optimizer, self)
@@ -146,10 +146,10 @@ class GradientExchange(Exchange):
             )
         return optimizer, optimizer.param_groups[index]
 
-    def settle(self) -> None:
+    def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but skipped."""
         if self.between_steps():
-            self.worker.settle()
+            self.worker.undo_unapplied()
 
     def require_groups(self) -> None:
         """Raise RuntimeError if a parameter was moved into another param group, whose rate its residual cannot follow.
@@ -172,7 +172,7 @@ class GradientExchange(Exchange):
     def discard(self) -> None:
         """Undo the last exchange, which no optimizer has applied, and clear the gradients."""
         if self.ranks > 1:
-            self.worker.resume([])
+            self.worker.drop_unapplied()
         for optimizer in self.optimizers:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 p.grad = None

@@ -251,7 +251,7 @@ class OptimizersMomentum(StepHooks):
         self._seen.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
-            exchange.settle()
+            exchange.undo_unapplied()
         for delivered in self._selected(optimizer).values():
             delivered.replace_momentum()
 

@@ -208,7 +208,7 @@ def _follow_unknown() -> None:
             if own:
                 _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
             else:
-                exchange.worker.confirmed = True
+                exchange.worker.needs_confirmation = True
                 exchange.worker.confirm()
 
     register_optimizer_step_post_hook(stepped)

@@ -32,7 +32,7 @@ def begin_backward(exchange: GradientExchange) -> None:
     for optimizer, hooks in hooks_by_optimizer.items():
         hooks.follow_changes(optimizer)
     left = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.left}
-    unapplied = exchange.worker.unapplied()
+    unapplied = exchange.worker.unapplied_buckets()
     if not (left or unapplied) or _returns_gradients(exchange.selected):
         return
     for optimizer, hooks in left.items():
@@ -49,7 +49,8 @@ def begin_backward(exchange: GradientExchange) -> None:
             "compression with momentum of its own does not support: accumulate gradients without an exchange (inside "
             "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
         )
-    exchange.worker.resume(kept)
+    exchange.worker.keep(kept)
+    exchange.worker.drop_unapplied()
 
 
 def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:

@@ -171,7 +171,7 @@ class SparsePipeline(Remembering):
         self.steps -= 1
         momentum = self._momentum(given.conditions, self.steps)
         if self._sparse.takes_momentum_over and (momentum.factor or momentum.averages):
-            unapplied = self.handover.unapplied(momentum).times(-self.factor)
+            unapplied = self.handover.last_gradient(momentum).times(-self.factor)
             self._kernels.add(unapplied.indices, unapplied.values, added)
             memory: Any = self.rules.memory
             memory.take_back(self.handover.next.times(1 / self._context.ranks))

@@ -210,7 +210,7 @@ class ReplicaExchange(ExchangingGradients):
         A collective call of these ranks in a backward pass before which no optimizer has applied the last exchange. In
         an ordinary step it does nothing.
         """
-        collective, error = self._exchange.worker.step.unconfirmed and not self._begun, None
+        collective, error = self._exchange.worker.step.awaits_optimizer and not self._begun, None
         try:
             yield
         except RuntimeError as raised:
