@@ -93,7 +93,7 @@ class SparseVector:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class Reduced:
     """Result of a sparse allreduce.
 
     Attributes:

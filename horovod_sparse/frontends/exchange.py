@@ -17,7 +17,7 @@ from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.momentum import apply_momentum, buffers_of, load_buffers
+from horovod_sparse.frontends.momentum import buffers_of, load_buffers, register_momentum_hooks
 from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import follow_optimizers
@@ -41,13 +41,13 @@ class GradientExchange(Exchange):
         factor: Factor on the totals; 1/P averages.
         stall: Limits of the wait for a bucket.
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
-        between_steps: Returns whether no exchange is in progress; may end one that is complete.
+        no_exchange_in_progress: Returns whether no exchange is in progress; may end one that is complete.
         settings: Other arguments of ``Exchange``.
 
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         selected: What was delivered of each parameter whose gradient is selected from.
-        between_steps: The argument.
+        no_exchange_in_progress: The argument.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class GradientExchange(Exchange):
         stall: Limits,
         *,
         residual_unit: str | None = None,
-        between_steps: Callable[[], bool],
+        no_exchange_in_progress: Callable[[], bool],
         **settings: Any,
     ) -> None:
         super().__init__(sparse, transport, factor, stall, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.selected: Mapping[torch.Tensor, Delivered] = {}
-        self.between_steps = between_steps
+        self.no_exchange_in_progress = no_exchange_in_progress
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
@@ -75,7 +75,7 @@ class GradientExchange(Exchange):
         follow_optimizers(optimizers, self)
         for optimizer in optimizers:
             warn_of_clipping(optimizer, self)
-            apply_momentum(optimizer, sparse, self)
+            register_momentum_hooks(optimizer, sparse, self)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -148,7 +148,7 @@ class GradientExchange(Exchange):
 
     def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but skipped."""
-        if self.between_steps():
+        if self.no_exchange_in_progress():
             self.worker.undo_unapplied()
 
     def require_groups(self) -> None:

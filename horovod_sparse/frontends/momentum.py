@@ -24,7 +24,9 @@ _LOG = logging.getLogger("horovod_sparse")
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.WeakKeyDictionary()
 
 
-def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None) -> None:
+def register_momentum_hooks(
+    optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None
+) -> None:
     """Register the step hooks that momentum before the selection needs.
 
     If the momentum is the optimizer's, the optimizer gets effective gradients (see ``Handover``) and keeps applying it.

@@ -64,8 +64,8 @@ class StepHooks(ABC):
     options: Any
     _reported = False  # that optimizers are clipped separately
     # A gradient of the last step, with its version.
-    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = None
-    _twice = False  # whether a backward pass has added to gradients that hold momentum of the last step
+    _last_gradient: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = None
+    _added_to_momentum = False  # whether a backward pass has added to gradients that hold momentum of the last step
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -90,29 +90,31 @@ class StepHooks(ABC):
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
         gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
-        self._used = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
+        self._last_gradient = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
         places = [exchange.selected for exchange in self.exchanges]
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             for delivered in (selected[p] for selected in places if p in selected):
-                if self.options.own is not None or delivered.sent is not None:
+                if self.options.own is not None or delivered.sample is not None:
                     yield p
 
     @property
-    def left(self) -> bool:
+    def may_hold_momentum(self) -> bool:
         """True if gradients may hold momentum of the last step; cheap."""
-        return self._twice or (self._used is not None and version_of(self._used[0]()) == self._used[1])
+        return self._added_to_momentum or (
+            self._last_gradient is not None and version_of(self._last_gradient[0]()) == self._last_gradient[1]
+        )
 
-    def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
         gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None and p.requires_grad]
-        used = self._used[0]() if self._used is not None else None
-        kept = self._twice or any(one is used for one in gradients)
+        last = self._last_gradient[0]() if self._last_gradient is not None else None
+        kept = self._added_to_momentum or any(one is last for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.
-        self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
-        self._used = None
+        self._added_to_momentum = kept and any(bool(shard_of(one).any()) for one in gradients)
+        self._last_gradient = None
 
     def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
         """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
@@ -127,9 +129,9 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
-        if self.left:  # no backward pass has begun since the last step
-            self.begin_backward(optimizer)
-        if self._twice:
+        if self.may_hold_momentum:  # no backward pass has begun since the last step
+            self.note_backward(optimizer)
+        if self._added_to_momentum:
             raise RuntimeError(
                 f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
                 "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "

@@ -32,13 +32,13 @@ class PipelineBase:
         stage: The stage in progress, or the last one; read by other threads for reports.
         counts: Counts since the last call of ``statistics``.
         factor: Factor on the totals; 1/P averages.
-        sent: Some entries of the sum that the last step has delivered; None after a dense step.
+        sample: Some entries of the sum that the last step has delivered; None after a dense step.
         changed: Whether the last exchange has changed the memory.
         steps: Number of steps that the memory holds, without those that were sent dense for a gradient that was not
             finite.
     """
 
-    sent: SparseVector | None = None
+    sample: SparseVector | None = None
     changed = False
     steps = 0
 

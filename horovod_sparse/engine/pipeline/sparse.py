@@ -14,7 +14,7 @@ from horovod_sparse.engine.pipeline.remembered import Remembering
 from horovod_sparse.engine.pipeline.rules import Selection
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import Conditions, Exchange, Mode, Momentum, SparseVector, Step
+from horovod_sparse.rules import Conditions, Mode, Momentum, Reduced, SparseVector, Step
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
@@ -81,8 +81,8 @@ class SparsePipeline(Remembering):
         selection = self._select(given, gradients, resumes=resumes and not self._mode.plain)
         self._enter("exchange", entries=selection.vector.values.size)
         with selection:
-            exchange = self.rules.exchange(selection)
-        self._deliver(given, selection, exchange)
+            reduced = self.rules.exchange(selection)
+        self._deliver(given, selection, reduced)
 
     def _agree_together(self, given: _Given) -> None:
         """Rely on the facts of the step before, and agree on those of this one together with the exchange."""
@@ -92,13 +92,13 @@ class SparsePipeline(Remembering):
         self._enter("exchange", entries=selection.vector.values.size)
         sums = self._agreement.begin_sum(mine)
         with selection:
-            exchange = self.rules.exchange(selection, safe)
+            reduced = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums())
         if unsafe:  # sent in vain; gradients that are safe stay in the memory
             selection.take_back()
             self._send_dense(given, () if safe else given.gradients, given.scales.once)
         else:
-            self._deliver(given, selection, exchange)
+            self._deliver(given, selection, reduced)
 
     def _agree_on_sums(self, given: _Given) -> None:
         """Select first, and agree on whether all sums are finite: this saves a pass, but the step may be undone."""
@@ -113,13 +113,13 @@ class SparsePipeline(Remembering):
         self._enter("exchange", entries=selection.vector.values.size)
         sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
         with selection:
-            exchange = self.rules.exchange(selection, safe)
+            reduced = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums()) if relies else sums().unsafe
         if unsafe:
             self.undo()
             self._send_dense(given, given.gradients, given.scales.carry)
         else:
-            self._deliver(given, selection, exchange)
+            self._deliver(given, selection, reduced)
 
     def _facts(self, given: _Given, safe: bool, resumes: bool = False) -> Facts:
         """Return what this rank contributes to the agreement."""
@@ -211,27 +211,27 @@ class SparsePipeline(Remembering):
         self.handover.rescale(given.scales.kept)
         return selection
 
-    def _deliver(self, given: _Given, selection: Selection, exchange: Exchange) -> None:
+    def _deliver(self, given: _Given, selection: Selection, reduced: Reduced) -> None:
         """Close the step, and write its total into the outputs."""
         plan, step, scales, plain = selection.plan, selection.step, given.scales, selection.step.mode.plain
-        accumulator, vector, total = selection.accumulator, selection.vector, exchange.total
+        accumulator, vector, total = selection.accumulator, selection.vector, reduced.total
         k, entries = min(selection.k, plan.elements), vector.values.size
         self.counts.exchanged(plan.elements, k, entries, total.values.size, self.rules.algorithm(selection))
         self._enter("apply")
         if not plain:
-            exchange = self._limit.apply(exchange, scales.carry, self.steps)
+            reduced = self._limit.apply(reduced, scales.carry, self.steps)
         if selection.norms is not None:
             selection.norms.taken(accumulator, vector)
-            selection.norms.returned(accumulator, exchange.returned)
+            selection.norms.returned(accumulator, reduced.returned)
             self._measuring = not selection.norms.note(self.counts)
-        selection.close(exchange.returned)
-        self.rules.sparsifier.observe(exchange.total)
+        selection.close(reduced.returned)
+        self.rules.sparsifier.observe(reduced.total)
         self.steps += 1
         emptied = plain and selection.was_empty and self.rules.remember_nothing
         self.changed = not (scales.paused or emptied)
         self._mode = step.mode
-        total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.mode, scales.once)
-        self.sent = None if total.indices is None else total.head(_SAMPLE)
+        total = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
+        self.sample = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, given.outputs)
         else:
@@ -253,7 +253,7 @@ class SparsePipeline(Remembering):
         """
         size = self._context.size
         self._enter("exchange", entries=size)
-        self.sent = None
+        self.sample = None
         dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded

@@ -35,14 +35,14 @@ from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
-from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.momentum import register_momentum_hooks
 from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 
 
-class _Delivery:
+class _BucketFuture:
     """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
 
     Args:
@@ -165,7 +165,7 @@ class SparseState(ExchangingGradients):
         self._begun = False  # whether a hook of a parameter has run in this backward pass
         self._joined = False  # whether none had in the last pass that was exchanged: DDP's join() took part in it
         # First step: parameters without a bucket so far, with their gradients.
-        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
+        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _BucketFuture]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
 
@@ -210,7 +210,7 @@ class SparseState(ExchangingGradients):
             # Not in the first backward pass, which may already be inside the first step, in a closure.
             prepare_to_follow(optimizer)
             warn_of_clipping(optimizer, self._exchange)
-            apply_momentum(optimizer, self.compression, self._exchange)
+            register_momentum_hooks(optimizer, self.compression, self._exchange)
 
     @property
     def _param_groups(self) -> list[dict[str, Any]]:
@@ -255,24 +255,24 @@ class SparseState(ExchangingGradients):
                 worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        delivery = _Delivery(bucket.buffer(), exchange)
+        waiting = _BucketFuture(bucket.buffer(), exchange)
         pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
         if any(p not in exchange.names for p, _ in pairs):
-            self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
+            self._unplaced += [(p, gradient, waiting) for p, gradient in pairs]
         else:
-            delivery.submit(pairs)
-        return delivery.future
+            waiting.submit(pairs)
+        return waiting.future
 
     def _place(self, exchange: GradientExchange) -> None:
         """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
             # DDP's buckets start with the last layers, but each holds its layers in forward order.
-            deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
-            of_model = [p for target in deliveries for p, _, delivery in unplaced if delivery is target]
+            in_order = list(dict.fromkeys(waiting for *_, waiting in reversed(unplaced)))
+            of_model = [p for target in in_order for p, _, waiting in unplaced if waiting is target]
             self._add(exchange, [p for p in of_model if p not in exchange.names])
-            for target in reversed(deliveries):
-                target.submit([(p, gradient) for p, gradient, delivery in unplaced if delivery is target])
+            for target in reversed(in_order):
+                target.submit([(p, gradient) for p, gradient, waiting in unplaced if waiting is target])
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -315,7 +315,7 @@ class SparseState(ExchangingGradients):
                 undoable=self._undoable,
                 residual_unit=self._residual_unit,
                 hold_zeros=True,
-                between_steps=lambda: me._between_steps() is not None,  # this is never called during backward()
+                no_exchange_in_progress=lambda: me._exchange_between_steps() is not None,  # not called in backward()
             )
             self._exchange.epoch = self._epoch
         return self._exchange
@@ -370,7 +370,7 @@ class SparseState(ExchangingGradients):
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
-    def _between_steps(self) -> GradientExchange | None:
+    def _exchange_between_steps(self) -> GradientExchange | None:
         if self._exchange is not None:
             self._finish(self._exchange.worker)
         return self._exchange
@@ -386,7 +386,7 @@ class SparseState(ExchangingGradients):
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
         """
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if exchange is None or self._loaded is not None:
             return dict(self._loaded or {"buckets": []})
         return exchange.state_dict(copy)
@@ -399,7 +399,7 @@ class SparseState(ExchangingGradients):
                 the parameters are not known yet, the first backward pass raises it instead.
         """
         require_state(state)
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if exchange is not None and exchange.worker.keys:
             exchange.load_state_dict(state)
         else:
@@ -411,7 +411,7 @@ class SparseState(ExchangingGradients):
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration, or the parameters are not known.
         """
-        self._between_steps()
+        self._exchange_between_steps()
         exchange = self._open()
         if not exchange.worker.keys:
             known = list(self._names) or [p for group in self._param_groups for p in group["params"]]

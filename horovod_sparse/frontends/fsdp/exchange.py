@@ -105,7 +105,7 @@ class ReplicaExchange(ExchangingGradients):
             undoable=undoable,
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
-            between_steps=lambda: not me._submitted,
+            no_exchange_in_progress=lambda: not me._submitted,
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
         self._exchange.place(self._parameters, before=[used])

@@ -27,7 +27,7 @@ from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.momentum import apply_momentum, follow_step
+from horovod_sparse.frontends.momentum import follow_step, register_momentum_hooks
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
@@ -106,10 +106,10 @@ class Gradients(ExchangingGradients):
                 undoable=undoable,
                 residual_unit=residual_unit,
                 admit=lambda keys: me._admit_named(keys),
-                between_steps=lambda: all(handle is None for handle, _ in me._handles.values()),
+                no_exchange_in_progress=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
         else:
-            apply_momentum(self, sparse, None)  # type: ignore[arg-type]
+            register_momentum_hooks(self, sparse, None)  # type: ignore[arg-type]
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
 
     def _register_hooks(self) -> None:

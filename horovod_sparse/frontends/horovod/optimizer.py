@@ -117,9 +117,9 @@ class _Optimizer(Gradients):
         Raises:
             RuntimeError: Read between backward() and step().
         """
-        return self._between_steps()
+        return self._exchange_between_steps()
 
-    def _between_steps(self) -> GradientExchange | None:
+    def _exchange_between_steps(self) -> GradientExchange | None:
         if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "
