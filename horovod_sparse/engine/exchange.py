@@ -59,7 +59,7 @@ class Exchange:
         ranks: World size P.
         factor: Factor on the totals.
         worker: Takes the gradients.
-        groups: Index of the param group of each gradient, by its key.
+        groups: Number of the param group of each gradient, by its key.
         delivered: What was delivered of each gradient that is selected from, by its key.
         scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.

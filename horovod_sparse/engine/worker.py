@@ -41,7 +41,7 @@ class Worker:
     that the collectives of all ranks match. Thread and transport are private.
 
     Args:
-        read: Returns the conditions of the step for the index of a param group; called in program order.
+        read: Returns the conditions of the step for the number of a param group; called in program order.
         undoable: Whether the buckets can undo a step.
         factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
             scale. No bucket starts before all are complete then. None: gradients are not clipped.

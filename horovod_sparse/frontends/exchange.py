@@ -72,6 +72,8 @@ class GradientExchange(Exchange):
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
         self.worker.needs_confirmation = bool(optimizers)
+        # Hooks around a step run in this order: confirmation of the exchange, a look at gradients as the script left
+        # them, changes of them for the momentum. ``SparseState`` registers its own in the same order.
         follow_optimizers(optimizers, self)
         for optimizer in optimizers:
             warn_of_clipping(optimizer, self)
@@ -86,25 +88,25 @@ class GradientExchange(Exchange):
     def place(
         self,
         named: Mapping[str, torch.Tensor],
-        together: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
-        before: Sequence[Member] = (),
+        user_groups: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
+        first_in_forward: Sequence[Member] = (),
     ) -> None:
         """Create buckets for the gradients of parameters; a collective call.
 
         Args:
             named: The parameters by their keys, in the order of the forward pass, of which rank 0's counts.
-            together: Returns the number of the user's group for the id of each parameter that is in one.
-            before: Other gradients, which come before them.
+            user_groups: Returns the number of the user's group for the id of each parameter that is in one.
+            first_in_forward: Other gradients, which come first in that order, and so last in the exchange.
         """
         in_order = {key: named[key] for key in self.order(list(named))}
-        group_of, together_with = group_numbers(self.optimizers), together(list(in_order.values()))
+        group_of, user_group = group_numbers(self.optimizers), user_groups(list(in_order.values()))
         least = self.compression.dense_below
         members = [
-            Member.of(key, p, group_of.get(p, -1), together_with.get(id(p)), least, shard_of(p))
+            Member.of(key, p, group_of.get(p, -1), user_group.get(id(p)), least, shard_of(p))
             for key, p in in_order.items()
             if shard_of(p).numel()
         ]
-        self.add([*before, *members])
+        self.add([*first_in_forward, *members])
         self.names |= {p: key for key, p in in_order.items()}
         self.selected = {p: self.delivered[key] for p, key in self.names.items() if key in self.delivered}
 

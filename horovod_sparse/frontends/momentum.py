@@ -72,10 +72,10 @@ def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHook
     return {optimizer: known for optimizer, known in hooks.items() if known is not None}
 
 
-def follow_step(exchange: GradientExchange) -> None:
-    """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
+def take_part_in_step(exchange: GradientExchange) -> None:
+    """Take part in a step of the other ranks that this rank's optimizers do not take; a collective call."""
     for optimizer, known in _optimizers_of(exchange).items():
-        known.follow(optimizer)
+        known.take_part(optimizer)
 
 
 def buffers_of(exchange: GradientExchange) -> dict[str, torch.Tensor]:

@@ -80,7 +80,7 @@ class OptimizersMomentum(StepHooks):
         if buffer is not None:
             self._after_step[p] = buffer, version_of(buffer)
 
-    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_changes(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
         changed = {
             p: self._buffer(optimizer, p)
@@ -111,7 +111,7 @@ class OptimizersMomentum(StepHooks):
             )
         self._warned = True
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_part(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
         for delivered in self._put_back(optimizer).values():
             delivered.commit()

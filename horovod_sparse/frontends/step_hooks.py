@@ -116,8 +116,8 @@ class StepHooks(ABC):
         self._added_to_momentum = kept and any(bool(shard_of(one).any()) for one in gradients)
         self._last_gradient = None
 
-    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
+    def note_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note changes of the optimizer's state by the script; called before a backward pass changes gradients."""
         del optimizer
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:

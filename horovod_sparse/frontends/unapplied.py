@@ -30,7 +30,7 @@ def begin_backward(exchange: GradientExchange) -> None:
     """
     hooks_by_optimizer = hooks_of(exchange)
     for optimizer, hooks in hooks_by_optimizer.items():
-        hooks.follow_changes(optimizer)
+        hooks.note_changes(optimizer)
     holding = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.may_hold_momentum}
     unapplied = exchange.worker.unapplied_buckets()
     if not (holding or unapplied) or _returns_gradients(exchange.selected):

@@ -74,10 +74,11 @@ class SparsePipeline(Remembering):
         mine = self._facts(given, self._can_add(given), resumes)
         self._enter("agree")
         if self._learn(self._agreement.sum(mine)):
+            # Nothing was selected, which would have rescaled what the buffer holds.
             self._send_dense(given, given.gradients, None if resumes else given.scales.carry)
             return
         self._enter("select")
-        gradients = self._added(given) if resumes else given.gradients
+        gradients = self._reopen_last_step(given) if resumes else given.gradients
         selection = self._select(given, gradients, resumes=resumes and not self._mode.plain)
         self._enter("exchange", entries=selection.vector.values.size)
         with selection:
@@ -96,6 +97,7 @@ class SparsePipeline(Remembering):
             unsafe = self._learn(sums())
         if unsafe:  # sent in vain; gradients that are safe stay in the memory
             selection.take_back()
+            # The selection has rescaled what the buffer holds, unless the memory pauses.
             self._send_dense(given, () if safe else given.gradients, given.scales.once)
         else:
             self._deliver(given, selection, reduced)
@@ -116,7 +118,7 @@ class SparsePipeline(Remembering):
             reduced = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums()) if relies else sums().unsafe
         if unsafe:
-            self.undo()
+            self.undo()  # also the rescaling
             self._send_dense(given, given.gradients, given.scales.carry)
         else:
             self._deliver(given, selection, reduced)
@@ -159,20 +161,20 @@ class SparsePipeline(Remembering):
             _LOG.warning("rank %d: bucket %d, step %d: gradients are sent dense, as sums might overflow", *where)
         return False
 
-    def _added(self, given: _Given) -> Segments:
-        """Return the gradients without the result of the last exchange, if the memory takes that back by itself.
+    def _reopen_last_step(self, given: _Given) -> Segments:
+        """Let this step continue the last one, whose result no optimizer has applied; return the gradients to exchange.
 
-        The optimizer has not applied the result, to which this step's gradients were added on every rank. All ranks
-        exchange it once more. If the memory applies the optimizer's momentum, the result is an effective gradient: it
-        is subtracted, and the memory takes back the velocities that it was made of.
+        The gradients were added to the result on every rank, and all ranks exchange it once more. If the memory applies
+        the optimizer's momentum, the result is an effective gradient: it is subtracted, and the memory takes back the
+        velocities that it was made of.
         """
         added = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(given.gradients, added)
         self.steps -= 1
         momentum = self._momentum(given.conditions, self.steps)
         if self._sparse.takes_momentum_over and (momentum.factor or momentum.averages):
-            unapplied = self.handover.last_gradient(momentum).times(-self.factor)
-            self._kernels.add(unapplied.indices, unapplied.values, added)
+            last = self.handover.last_gradient(momentum).times(-self.factor)
+            self._kernels.add(last.indices, last.values, added)
             memory: Any = self.rules.memory
             memory.take_back(self.handover.next.times(1 / self._context.ranks))
             self._headroom.forget()
@@ -214,9 +216,9 @@ class SparsePipeline(Remembering):
     def _deliver(self, given: _Given, selection: Selection, reduced: Reduced) -> None:
         """Close the step, and write its total into the outputs."""
         plan, step, scales, plain = selection.plan, selection.step, given.scales, selection.step.mode.plain
-        accumulator, vector, total = selection.accumulator, selection.vector, reduced.total
+        accumulator, vector = selection.accumulator, selection.vector
         k, entries = min(selection.k, plan.elements), vector.values.size
-        self.counts.exchanged(plan.elements, k, entries, total.values.size, self.rules.algorithm(selection))
+        self.counts.exchanged(plan.elements, k, entries, reduced.total.values.size, self.rules.algorithm(selection))
         self._enter("apply")
         if not plain:
             reduced = self._limit.apply(reduced, scales.carry, self.steps)
@@ -230,14 +232,14 @@ class SparsePipeline(Remembering):
         emptied = plain and selection.was_empty and self.rules.remember_nothing
         self.changed = not (scales.paused or emptied)
         self._mode = step.mode
-        total = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
-        self.sample = None if total.indices is None else total.head(_SAMPLE)
+        gradient = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
+        self.sample = None if gradient.indices is None else gradient.head(_SAMPLE)
         if not accumulator.cleared:
-            self._scatter(total, given.outputs)
+            self._scatter(gradient, given.outputs)
         else:
-            self._scatter(total, step.gradients, cleared=True)
-            if len(given.outputs) > len(step.gradients):
-                self._scatter(total, _beyond(step.gradients, given.outputs) or ())
+            self._scatter(gradient, step.gradients, cleared=True)
+            if others := _beyond(step.gradients, given.outputs):
+                self._scatter(gradient, others)
 
     def _send_dense(self, given: _Given, gradients: Segments, carry: float | None) -> None:
         """Send gradients without a selection, and leave the memory unchanged.

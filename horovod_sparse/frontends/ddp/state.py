@@ -162,8 +162,8 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
-        self._begun = False  # whether a hook of a parameter has run in this backward pass
-        self._joined = False  # whether none had in the last pass that was exchanged: DDP's join() took part in it
+        self._begun = False  # whether this rank computes the backward pass in progress: a hook of a parameter has run
+        self._joined = False  # whether the last exchange had none: DDP's join() took part in that of other ranks
         # First step: parameters without a bucket so far, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _BucketFuture]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
@@ -248,7 +248,7 @@ class SparseState(ExchangingGradients):
         begin_backward(self._exchange)
 
     def _finish(self, worker: Worker) -> None:
-        """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
+        """Finish the last exchange; after one in DDP's join(), only the other ranks' optimizers take a step."""
         if worker.step.active:
             worker.finish()
             if self._joined:
@@ -282,14 +282,14 @@ class SparseState(ExchangingGradients):
 
     def _add(self, exchange: GradientExchange, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
-        positions = names_of(self._param_groups)
-        place = {p: number for number, p in enumerate(positions)}
-        in_order = sorted(parameters, key=lambda p: place.get(p, len(place)))
-        positions |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in place}
-        given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
-        self._names = given | self._names
-        self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
-        exchange.place({self._names.get(p, positions[p]): p for p in in_order})
+        position_of = names_of(self._param_groups)  # the names without named_parameters
+        order = {p: number for number, p in enumerate(position_of)}
+        in_order = sorted(parameters, key=lambda p: order.get(p, len(order)))
+        position_of |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in order}
+        unpickled = {p: self._names_by_position[at] for p, at in position_of.items() if at in self._names_by_position}
+        self._names = unpickled | self._names
+        self._names_by_position |= {at: self._names[p] for p, at in position_of.items() if p in self._names}
+        exchange.place({self._names.get(p, position_of[p]): p for p in in_order})
         if exchange.ranks > 1:
             for p in in_order:
                 p.register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]

@@ -85,7 +85,7 @@ class ReplicaExchange(ExchangingGradients):
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()  # in the backward pass in progress
-        self._begun = False  # whether that pass will call _complete_step
+        self._end_queued = False  # whether that pass will call _complete_step
         self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
@@ -108,7 +108,7 @@ class ReplicaExchange(ExchangingGradients):
             no_exchange_in_progress=lambda: not me._submitted,
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
-        self._exchange.place(self._parameters, before=[used])
+        self._exchange.place(self._parameters, first_in_forward=[used])
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
@@ -124,7 +124,7 @@ class ReplicaExchange(ExchangingGradients):
         residual_unit: str | None,
         stall: tuple[float | None, float | None],
     ) -> dict[str, Any]:
-        """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
+        """Take the model's parameters; return the facts that must be the same on every replica, or raise ValueError."""
         compression = self.compression
         self._parameters, self._frozen = parameters_of(model)
         if any(module in _exchanges for module in model.modules()):
@@ -200,7 +200,7 @@ class ReplicaExchange(ExchangingGradients):
         if not self._submitted:
             with self._refused_together():
                 begin_backward(self._exchange)
-        self._begun = True
+        self._end_queued = True
         Variable._execution_engine.queue_callback(self._backward_ends)
 
     @contextmanager
@@ -210,7 +210,7 @@ class ReplicaExchange(ExchangingGradients):
         A collective call of these ranks in a backward pass before which no optimizer has applied the last exchange. In
         an ordinary step it does nothing.
         """
-        collective, error = self._exchange.worker.step.awaits_optimizer and not self._begun, None
+        collective, error = self._exchange.worker.step.awaits_optimizer and not self._end_queued, None
         try:
             yield
         except RuntimeError as raised:
@@ -241,7 +241,9 @@ class ReplicaExchange(ExchangingGradients):
                 "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
                 "pass that failed, start again from a checkpoint"
             )
-        if not (self._begun or self._submitted):  # the model's output is of an unknown type, or only a part of it ran
+        if not (
+            self._end_queued or self._submitted
+        ):  # the output has an unknown type, or a part of the model ran alone
             Variable._execution_engine.queue_callback(self._backward_ends)
         self._submitted.add(name)
         assert p.grad is not None
@@ -260,7 +262,7 @@ class ReplicaExchange(ExchangingGradients):
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
-        self._begun = False
+        self._end_queued = False
         if not self._submitted:  # gradients are accumulated, or the step is complete
             return
         try:
@@ -269,15 +271,15 @@ class ReplicaExchange(ExchangingGradients):
                 missing = self._submit_missing()
                 counts = [_ONE * (name in self._submitted) for name in self._parameters]
                 used = torch.tensor(counts, dtype=torch.float32, device="cpu")
-                self._submit(_USED, used)
+                self._submit(_USED, used)  # which is then overwritten with the mean
                 self._exchange.worker.collect()
             if not self._compared:
                 self._compared = True
                 self._require_same_start()
             if missing:
-                anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
+                shares = dict(zip(self._parameters, used.tolist(), strict=True))
                 for name, shard in missing.items():
-                    if anywhere[name]:
+                    if shares[name]:
                         self._parameters[name].grad = with_shard(self._parameters[name], shard)
         finally:
             self._submitted.clear()

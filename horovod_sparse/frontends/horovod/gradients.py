@@ -27,7 +27,7 @@ from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.momentum import follow_step, register_momentum_hooks
+from horovod_sparse.frontends.momentum import register_momentum_hooks, take_part_in_step
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
@@ -57,7 +57,8 @@ def _fixed(name: str) -> Any:
 class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
-    # Gradients in flight: (tensor, version) or Horovod's handle; (None, None) while passes are accumulated.
+    # Gradients in flight: (gradient, version) in a bucket; Horovod's handle, a number or a function, with its context;
+    # (None, None) while passes are accumulated.
     _handles: dict[torch.Tensor, tuple[Any, Any]]
     _allreduce_delay: dict[torch.Tensor, int]
     _requires_update: set[torch.Tensor]
@@ -92,7 +93,7 @@ class Gradients(ExchangingGradients):
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
         self._was_idle = False  # whether the last exchange began without gradients
-        self._complete = False  # a GradScaler has called synchronize(), not the user
+        self._completed_by_scaler = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
             me: Any = weakref.proxy(self)
@@ -164,9 +165,9 @@ class Gradients(ExchangingGradients):
         self._exchange.place({self._parameter_names[p]: p for p in real}, functools.partial(_together, self._groups))
         self._requires_update.update(parameters)
         self._unhooked += parameters
-        self._hook()
+        self._hook_parameters()
 
-    def _hook(self) -> None:
+    def _hook_parameters(self) -> None:
         """Register hooks on parameters that have none; torch does not allow it while a parameter is frozen."""
         before, after = (_hook(weakref.ref(self), name) for name in ("_backward_begins", "_accumulated"))
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
@@ -286,9 +287,9 @@ class Gradients(ExchangingGradients):
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             with exchange.worker.completing():
-                self._complete_step(exchange)
+                self._finish_exchange(exchange)
         except BaseException:
-            self._abandon(exchange)
+            self._clean_up_failed_step(exchange)
             raise
         finally:
             self._was_idle, exchange.idle = exchange.idle, False
@@ -302,22 +303,22 @@ class Gradients(ExchangingGradients):
             and (self._was_idle or any(p.grad is not None for p in self._requires_update))
         )
 
-    def _complete_step(self, exchange: GradientExchange) -> None:
+    def _finish_exchange(self, exchange: GradientExchange) -> None:
         self._backward_begins()  # if this rank had no backward pass
         self._submit(self._requires_update.difference(self._handles))
         self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
         exchange.worker.collect()
         if self._unhooked:
-            self._hook()
+            self._hook_parameters()
         if self._frozen:
             self._admit_learning(exchange)
         self._take_results()
 
-    def _complete_exchange(self) -> None:
+    def _synchronize_for_scaler(self) -> None:
         """Synchronize, for a GradScaler that unscales gradients between backward() and step()."""
         if self._handles:
             self.synchronize()
-            self._complete = True
+            self._completed_by_scaler = True
 
     def _submit(self, parameters: Iterable[torch.Tensor]) -> None:
         """Submit gradients that no hook has submitted: other ranks may have gradients of these parameters."""
@@ -353,7 +354,7 @@ class Gradients(ExchangingGradients):
                 "`with optimizer.skip_synchronize():`"
             )
 
-    def _abandon(self, exchange: GradientExchange) -> None:
+    def _clean_up_failed_step(self, exchange: GradientExchange) -> None:
         """Prepare for the next step after one that failed."""
         if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be delayed
             for handle, _ in self._handles.values():
@@ -395,7 +396,7 @@ class Gradients(ExchangingGradients):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
-            follow_step(exchange)
+            take_part_in_step(exchange)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:

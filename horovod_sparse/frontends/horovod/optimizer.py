@@ -46,7 +46,7 @@ class _Optimizer(Gradients):
         if closure is not None:
             closure = self._exchanging(closure)
         elif self._should_synchronize:
-            if self._reduced() and not self._complete:
+            if self._reduced() and not self._completed_by_scaler:
                 warnings.warn(
                     # Starts like Horovod's warning, which scripts may filter.
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -55,7 +55,7 @@ class _Optimizer(Gradients):
                     stacklevel=user_level(),
                 )
             self.synchronize()
-        self._synchronized = self._complete = False
+        self._synchronized = self._completed_by_scaler = False
         return super(self.__class__, self).step(closure)  # type: ignore[misc]
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
@@ -91,7 +91,7 @@ class _Optimizer(Gradients):
                 "optimizer.step() or optimizer.synchronize(): the gradients are being exchanged with the other ranks"
             )
         # A step that was skipped after synchronize() ends here; the next one must exchange gradients again.
-        self._synchronized = self._complete = False
+        self._synchronized = self._completed_by_scaler = False
         return super(self.__class__, self).zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
