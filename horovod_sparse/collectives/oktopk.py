@@ -115,24 +115,12 @@ class OkTopk(Base):
             *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
         )
         region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
-        part = self._select_owned(region, max(1, round(self._options.keep * k)))
+        candidates = region.take_above(self._threshold.value * _NEAR)
+        part = self._select(candidates, max(1, round(self._options.keep * k)), region)
         returned = region.returned(part.sent)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)
         return Reduced(total, returned.plus(error))
-
-    def _select_owned(self, region: Region, wanted: int) -> _Part:
-        """Return the sums of this rank's region that reach the global threshold; the others stay where they are."""
-        threshold = self._threshold
-        candidates = region.take_above(threshold.value * _NEAR)
-        if not threshold.due(wanted) and (part := self._reuse(candidates)) is not None:
-            return part
-        kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
-        if not kth.value:  # fewer sums are that large
-            candidates = candidates.plus(region.take_above(0.0))
-            kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
-        threshold.renew(kth.value, wanted)
-        return self._reach(candidates, kth)
 
     def _repartition(self, total: SparseVector) -> None:
         """Set the boundaries of the next steps: those that divide the entries of the total equally.
@@ -171,11 +159,20 @@ class OkTopk(Base):
         proposal = _quantiles(indices, ranks) if indices.size else np.arange(1, ranks, dtype=np.int64) * size // ranks
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
-    def _select(self, sums: SparseVector, k: int) -> _Part:
-        """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed."""
+    def _select(self, sums: SparseVector, k: int, region: Region | None = None) -> _Part:
+        """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed.
+
+        Args:
+            sums: The sums, or those of a region that reach a lower threshold.
+            k: Number of sums of all owners.
+            region: The region that holds the smaller sums.
+        """
         if not self._threshold.due(k) and (part := self._reuse(sums)) is not None:
             return part
         kth = kth_magnitude(self._transport, sums.values, k, sums.size)
+        if region is not None and not kth.value:  # fewer sums are that large
+            sums = sums.plus(region.take_above(0.0))
+            kth = kth_magnitude(self._transport, sums.values, k, sums.size)
         self._threshold.renew(kth.value, k)
         return self._reach(sums, kth)
 

@@ -14,6 +14,7 @@ import torch
 from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.scaling import Buckets, by_bucket, factor_of
 from horovod_sparse.frontends.step_hooks import with_closure
 
@@ -78,8 +79,8 @@ class _Watch:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
         selected = exchange.selected
         if exchange not in self._known or self._known[exchange][0] is not selected:
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            self._known[exchange] = selected, by_bucket({p: selected[p] for p in parameters if p in selected})
+            own = {p: selected[p] for p in parameters_in(optimizer) if p in selected}
+            self._known[exchange] = selected, by_bucket(own)
         return self._known[exchange][1]
 
     def _compare(self, delivered: Delivered, factor: float, rounding: float, scaled: bool) -> None:

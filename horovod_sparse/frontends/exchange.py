@@ -18,7 +18,7 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers, register_momentum_hooks
-from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
+from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of, parameters_in
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
@@ -176,7 +176,7 @@ class GradientExchange(Exchange):
         if self.ranks > 1:
             self.worker.drop_unapplied()
         for optimizer in self.optimizers:
-            for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for p in parameters_in(optimizer):
                 p.grad = None
 
     def note_load(self) -> None:

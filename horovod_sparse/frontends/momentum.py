@@ -11,7 +11,7 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known
+from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known, parameters_in
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
@@ -61,15 +61,14 @@ def register_momentum_hooks(
         _applied[optimizer].exchanges.add(exchange)
 
 
-def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
-
-
 def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
     """Return the hooks of the optimizers of an exchange that have some."""
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if known is not None}
+    return {optimizer: _applied[optimizer] for optimizer in exchange.optimizers if optimizer in _applied}
+
+
+def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
+    hooks = hooks_of(exchange).items()
+    return {optimizer: known for optimizer, known in hooks if isinstance(known, OptimizersMomentum)}
 
 
 def take_part_in_step(exchange: GradientExchange) -> None:
@@ -89,8 +88,8 @@ def load_buffers(exchange: GradientExchange, buffers: Mapping[str, torch.Tensor]
     """Load momentum buffers by the keys of the gradients; they may be flat."""
     given = {p: buffers[part.key] for p, part in exchange.selected.items() if part.key in buffers}
     for optimizer, known in _optimizers_of(exchange).items():
-        own = {p for group in optimizer.param_groups for p in group["params"]}
-        known.load(optimizer, {p: buffer for p, buffer in given.items() if p in own})
+        own = [p for p in parameters_in(optimizer) if p in given]
+        known.load(optimizer, {p: given[p] for p in own})
 
 
 def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:

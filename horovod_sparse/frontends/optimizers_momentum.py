@@ -10,7 +10,7 @@ import torch
 
 from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
+from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_gathered, is_known, parameters_in
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.rules import Mode
@@ -164,8 +164,7 @@ class OptimizersMomentum(StepHooks):
         velocities: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for p in group["params"]:
-            gathered = p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
-            delivered = selected[p] if p in selected and not gathered else None
+            delivered = selected[p] if p in selected and not is_gathered(optimizer, p.grad) else None
             plain = delivered is None or delivered.handover.next_mode.plain
             (others if plain else velocities).append(p)
             buffer = self._buffer(optimizer, p)
@@ -288,7 +287,7 @@ class OptimizersMomentum(StepHooks):
 
     def _selected(self, optimizer: torch.optim.Optimizer) -> _Selected:
         places = {p: delivered for exchange in self.exchanges for p, delivered in exchange.selected.items()}
-        return {p: places[p] for group in optimizer.param_groups for p in group["params"] if p in places}
+        return {p: places[p] for p in parameters_in(optimizer) if p in places}
 
 
 def _sign(group: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.step import State
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.optimizers import overflowed, parameters_in
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class StepHooks(ABC):
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
         places = [exchange.selected for exchange in self.exchanges]
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
+        for p in parameters_in(optimizer):
             for delivered in (selected[p] for selected in places if p in selected):
                 if self.options.own is not None or delivered.sample is not None:
                     yield p
@@ -126,9 +127,9 @@ class StepHooks(ABC):
 
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
-        if overflow is not None and overflow.item():
+        if overflowed(optimizer):
             return
+        scale = getattr(optimizer, "grad_scale", None)
         if self.may_hold_momentum:  # no backward pass has begun since the last step
             self.note_backward(optimizer)
         if self._added_to_momentum:
@@ -137,7 +138,7 @@ class StepHooks(ABC):
                 "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "
                 "or use a compression without momentum, such as memory='residual'"
             )
-        given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        given = [p.grad for p in parameters_in(optimizer) if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
@@ -204,8 +205,7 @@ def _follow_unknown() -> None:
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for exchange, own in list(_followed.items()):
-            theirs = (p for group in optimizer.param_groups for p in group["params"])
-            if optimizer in own or not any(p in exchange.names for p in theirs):
+            if optimizer in own or not any(p in exchange.names for p in parameters_in(optimizer)):
                 continue
             if own:
                 _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
@@ -241,9 +241,7 @@ def prepare_to_follow(optimizer: torch.optim.Optimizer) -> None:
     exchanges = _of_optimizer[optimizer] = weakref.WeakKeyDictionary()
 
     def confirm(optimizer: torch.optim.Optimizer) -> None:
-        overflow = getattr(optimizer, "found_inf", None)
-        # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
-        if not (overflow is not None and overflow.item()):
+        if not overflowed(optimizer):  # a GradScaler always calls step() with fused=True
             for exchange, applied in exchanges.items():
                 exchange.worker.confirm(applied)
                 _unknown.pop(exchange, None)
@@ -260,8 +258,8 @@ def prepare_to_follow(optimizer: torch.optim.Optimizer) -> None:
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         # Numbered as in state_dict(), which would call the user's hooks.
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        own = {number: optimizer.state[p] for number, p in enumerate(parameters) if p in optimizer.state}
+        parameters = enumerate(parameters_in(optimizer))
+        own = {number: optimizer.state[p] for number, p in parameters if p in optimizer.state}
         if not _equal(state["state"], own):
             for exchange in exchanges:
                 exchange.note_load()

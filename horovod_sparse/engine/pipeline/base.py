@@ -20,7 +20,7 @@ class NoBackwardError(RuntimeError):
     """No rank had a backward pass in this step."""
 
 
-class PipelineBase:
+class Pipeline:
     """Exchange of one bucket, step by step; ``pipeline_for`` returns the kind that a configuration needs.
 
     Args:

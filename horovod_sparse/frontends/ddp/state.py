@@ -32,10 +32,11 @@ from horovod_sparse.frontends.arguments import (
 )
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import register_momentum_hooks
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
@@ -239,8 +240,9 @@ class SparseState(ExchangingGradients):
             self._place(exchange)
         return future
 
-    def _backward_begins(self) -> None:
-        """Settle what became of the last exchange, before a backward pass changes gradients."""
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Settle what became of the last exchange, before a backward pass changes gradients; a hook of parameters."""
+        del gradient
         assert self._exchange is not None
         self._begun = True
         if self._exchange.worker.step.state is State.EXCHANGING:
@@ -292,7 +294,7 @@ class SparseState(ExchangingGradients):
         exchange.place({self._names.get(p, position_of[p]): p for p in in_order})
         if exchange.ranks > 1:
             for p in in_order:
-                p.register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
+                p.register_hook(weak_hook(self._backward_begins))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
@@ -414,7 +416,7 @@ class SparseState(ExchangingGradients):
         self._exchange_between_steps()
         exchange = self._open()
         if not exchange.worker.keys:
-            known = list(self._names) or [p for group in self._param_groups for p in group["params"]]
+            known = list(self._names) or [p for optimizer in self.optimizers for p in parameters_in(optimizer)]
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])
@@ -464,17 +466,6 @@ def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]
     if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
         gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
     return zip(parameters, gradients, strict=True)
-
-
-def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(gradient: torch.Tensor) -> None:
-        del gradient
-        state = reference()
-        if state is not None:
-            state._backward_begins()
-
-    return hook
 
 
 @eager

@@ -29,7 +29,7 @@ from horovod_sparse.frontends.arguments import (
     require_sparse,
 )
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
@@ -44,7 +44,6 @@ from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
 from horovod_sparse.frontends.unapplied import begin_backward
-from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
@@ -113,7 +112,7 @@ class ReplicaExchange(ExchangingGradients):
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
-                p.register_post_accumulate_grad_hook(_hook(me, name))
+                p.register_post_accumulate_grad_hook(weak_hook(self._reduced, name))
 
     def _facts(
         self,
@@ -241,9 +240,7 @@ class ReplicaExchange(ExchangingGradients):
                 "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
                 "pass that failed, start again from a checkpoint"
             )
-        if not (
-            self._end_queued or self._submitted
-        ):  # the output has an unknown type, or a part of the model ran alone
+        if not (self._end_queued or self._submitted):  # the output is of an unknown type, or a part of the model ran
             Variable._execution_engine.queue_callback(self._backward_ends)
         self._submitted.add(name)
         assert p.grad is not None
@@ -333,10 +330,9 @@ class ReplicaExchange(ExchangingGradients):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        transport = self._exchange.transport
-        chunks = {name: tuple(Chunk.of(p)) for name, p in self._parameters.items()}
-        place = {"replica": transport.rank, "replicas": self._exchange.ranks, "chunks": chunks}
-        return {**place, **self._exchange.state_dict(copy)}
+        replica, replicas, chunks = self._part
+        part = {"replica": replica, "replicas": replicas, "chunks": {name: tuple(chunks[name]) for name in chunks}}
+        return {**part, **self._exchange.state_dict(copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
@@ -354,10 +350,13 @@ class ReplicaExchange(ExchangingGradients):
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
-        place = (self._exchange.transport.rank, self._exchange.ranks)
+        return self._part[:2] == (state.get("replica"), state.get("replicas")) and self._part[2] == chunks_in(state)
+
+    @property
+    def _part(self) -> tuple[int, int, dict[str, Chunk]]:
+        """Replica of this rank, number of replicas, and what this rank holds of each parameter."""
         chunks = {name: Chunk.of(p) for name, p in self._parameters.items()}
-        same: bool = place == (state.get("replica"), state.get("replicas")) and chunks_in(state) == chunks
-        return same
+        return self._exchange.transport.rank, self._exchange.ranks, chunks
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any numbers of replicas and shards.
@@ -406,16 +405,6 @@ class ReplicaExchange(ExchangingGradients):
         return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 
 
-def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
-    """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
-
-    @eager
-    def hook(p: torch.Tensor) -> None:
-        exchange._reduced(name, p)
-
-    return hook
-
-
 def sparse_all_reduce(
     model: nn.Module,
     group: distributed.ProcessGroup,
@@ -461,7 +450,5 @@ def sparse_all_reduce(
         raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
     if distributed.get_rank(group) < 0:
         raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
-    limits(stall_timeout, stall_abort)
-    check_unit(residual_unit)
     settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
     return ReplicaExchange(model, group, compression, optimizer, *settings)

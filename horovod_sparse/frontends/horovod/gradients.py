@@ -19,18 +19,18 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.frontends.arguments import parameter_facts
+from horovod_sparse.frontends.arguments import agree_on_last_group
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import register_momentum_hooks, take_part_in_step
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
-from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -117,7 +117,7 @@ class Gradients(ExchangingGradients):
         """Create buckets and hooks; Horovod's constructor calls this if there is more than one rank."""
         if self._exchange is None or self._exchange.ranks == 1:
             return  # a process set of one rank has nothing to exchange
-        self._admit([p for group in self.param_groups for p in group["params"]])
+        self._admit(list(parameters_in(self)))  # type: ignore[arg-type]
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
         exchange_before_unscaling()
@@ -140,17 +140,11 @@ class Gradients(ExchangingGradients):
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
         if self._exchange is None or self._exchange.ranks == 1:
             return
-        added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
-        try:
-            with process.communicating("add_param_group()", self._exchange.transport):
-                agree(self._exchange.transport, {"parameter": parameter_facts((names[p], p) for p in added)})
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        self._parameter_names |= {p: names[p] for p in added}
+        added = agree_on_last_group(self.param_groups, names, self._exchange.transport)
+        self._parameter_names |= added
         self._allreduce_delay |= dict.fromkeys(added, self.backward_passes_per_step)
-        self._admit(added)
+        self._admit(list(added))
 
     def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters that require gradients, and remember the others as frozen."""
@@ -169,7 +163,7 @@ class Gradients(ExchangingGradients):
 
     def _hook_parameters(self) -> None:
         """Register hooks on parameters that have none; torch does not allow it while a parameter is frozen."""
-        before, after = (_hook(weakref.ref(self), name) for name in ("_backward_begins", "_accumulated"))
+        before, after = weak_hook(self._backward_begins), weak_hook(self._accumulated)
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
         self._hooks += [p.register_hook(before) for p in learning]
         self._hooks += [p.register_post_accumulate_grad_hook(after) for p in learning]
@@ -403,16 +397,6 @@ class Gradients(ExchangingGradients):
                 process.abort(f"failed in the other ranks' steps while it was in hvd.join(): {error!r}")
 
         return exchange.worker.join(after_step, ended)
-
-
-def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(tensor: torch.Tensor) -> None:
-        alive = optimizer()
-        if alive is not None:
-            getattr(alive, name)(tensor)
-
-    return hook
 
 
 def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
