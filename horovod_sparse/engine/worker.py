@@ -49,6 +49,7 @@ class Worker:
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
         step: The last step that has begun.
+        without_exchange: How gradients are computed without an exchange, for messages.
         needs_confirmation: Whether a step counts only after ``confirm``. Until then it can be kept for more or dropped.
     """
 
@@ -60,6 +61,7 @@ class Worker:
     ) -> None:
         self.step = ModelStep(-1, State.APPLIED)
         self.buckets: list[Bucket] = []
+        self.without_exchange = ""
         self.needs_confirmation = False
         self._read = read
         self._undoable = undoable
@@ -392,8 +394,8 @@ class Worker:
             raise RuntimeError(
                 f"rank {process.job.rank}: gradients were exchanged by backward() and cleared without a step of the "
                 "optimizer, but their exchange has changed the residuals: compute gradients that are not applied "
-                "without an exchange (inside model.no_sync(), or with set_requires_gradient_sync(False)), pass the "
-                "grad_scaler if it skips steps, or pass undoable=True, which keeps the state before each step"
+                f"without an exchange ({self.without_exchange}), pass the grad_scaler if it skips steps, or pass "
+                "undoable=True, which keeps the state before each step"
             )
         for bucket in reversed(self.step.unapplied):  # the first one keeps the shared state from before the step
             bucket.undo()

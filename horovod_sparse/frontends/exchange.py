@@ -41,6 +41,7 @@ class GradientExchange(Exchange):
         factor: Factor on the totals; 1/P averages.
         stall: Limits of the wait for a bucket.
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
+        without_exchange: How a script computes gradients without an exchange, for messages.
         no_exchange_in_progress: Returns whether no exchange is in progress; may end one that is complete.
         settings: Other arguments of ``Exchange``.
 
@@ -59,6 +60,7 @@ class GradientExchange(Exchange):
         stall: Limits,
         *,
         residual_unit: str | None = None,
+        without_exchange: str = "",
         no_exchange_in_progress: Callable[[], bool],
         **settings: Any,
     ) -> None:
@@ -71,7 +73,7 @@ class GradientExchange(Exchange):
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
-        self.worker.needs_confirmation = bool(optimizers)
+        self.worker.without_exchange, self.worker.needs_confirmation = without_exchange, bool(optimizers)
         # Hooks around a step run in this order: confirmation of the exchange, a look at gradients as the script left
         # them, changes of them for the momentum. ``SparseState`` registers its own in the same order.
         follow_optimizers(optimizers, self)

@@ -47,8 +47,8 @@ def begin_backward(exchange: GradientExchange) -> None:
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
             f"rank {job().rank}: gradients are added to exchanged ones before a step of the optimizer, which a "
-            "compression with momentum of its own does not support: accumulate gradients without an exchange (inside "
-            "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
+            "compression with momentum of its own does not support: accumulate gradients without an exchange "
+            f"({exchange.worker.without_exchange}), or set momentum=None in the compression"
         )
     exchange.worker.keep(kept)
     exchange.worker.drop_unapplied()

@@ -317,6 +317,7 @@ class SparseState(ExchangingGradients):
                 undoable=self._undoable,
                 residual_unit=self._residual_unit,
                 hold_zeros=True,
+                without_exchange="inside model.no_sync()",
                 no_exchange_in_progress=lambda: me._exchange_between_steps() is not None,  # not called in backward()
             )
             self._exchange.epoch = self._epoch

@@ -104,6 +104,7 @@ class ReplicaExchange(ExchangingGradients):
             undoable=undoable,
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
+            without_exchange="after model.set_requires_gradient_sync(False)",
             no_exchange_in_progress=lambda: not me._submitted,
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)

@@ -107,6 +107,7 @@ class Gradients(ExchangingGradients):
                 undoable=undoable,
                 residual_unit=residual_unit,
                 admit=lambda keys: me._admit_named(keys),
+                without_exchange="with torch.autograd.grad(), or backward_passes_per_step for what is accumulated",
                 no_exchange_in_progress=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
         else:
@@ -204,6 +205,8 @@ class Gradients(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass; the first hook of a parameter."""
         del gradient
         assert self._exchange is not None
+        if not self._handles:
+            self._exchange.require_groups()
         begin_backward(self._exchange)
 
     def _accumulated(self, p: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,8 @@ from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
+
+_LOG = logging.getLogger("horovod_sparse")
 
 
 class _Optimizer(Gradients):
@@ -254,9 +257,21 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
         warn_of_hidden(optimizer, made)
     else:
+        _report_unused({"grad_scaler": grad_scaler, "undoable": undoable, "residual_unit": residual_unit})
         made = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
         made.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
     return made
+
+
+def _report_unused(arguments: dict[str, Any]) -> None:
+    given = [name for name in arguments if arguments[name]]
+    if given and hvd.rank() == 0:
+        _LOG.warning(
+            "rank 0: no effect of %s, as Horovod's compressors remember nothing between steps: without a Sparse "
+            "compression, call synchronize() before a GradScaler unscales gradients, and step() inside "
+            "skip_synchronize()",
+            ", ".join(given),
+        )
 
 
 def _warn_of_line_search(optimizer: torch.optim.Optimizer, compression: Sparse) -> None:
