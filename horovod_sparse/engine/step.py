@@ -20,7 +20,7 @@ class State(Enum):
 
 
 _FOLLOWING = {
-    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},  # the last two after an error
+    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},  # the last two after an error, or in join()
     State.EXCHANGING: {State.COLLECTING, State.REDUCED, State.APPLIED},  # the first one if buckets are added
     State.REDUCED: {State.APPLIED, State.SKIPPED},
 }

@@ -102,7 +102,7 @@ class Worker:
         Args:
             key: Key of the gradient.
             gradient: The gradient, dense; overwritten with the result.
-            hold: Keep the gradient's residual out of this step: it neither grows nor is sent.
+            hold: Keep the gradient's residual out of this step: it neither grows nor is selected from.
 
         Returns:
             What is resolved at the end of the exchange, on success and on failure.

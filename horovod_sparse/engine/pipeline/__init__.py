@@ -1,4 +1,4 @@
-"""Pipeline of one bucket, from gradients to the averaged gradient; the only code that calls several stages."""
+"""Pipeline of one bucket, from gradients to the averaged gradient."""
 
 from __future__ import annotations
 

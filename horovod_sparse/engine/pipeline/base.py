@@ -62,7 +62,8 @@ class Pipeline:
         """Exchange the gradients of one step.
 
         Args:
-            gradients: Gradients of this rank. Positions in gaps are held: neither added to nor selected from.
+            gradients: Gradients of this rank. Positions in gaps are held: neither added to nor selected from; an
+                owner of sums adds what others send there.
             outputs: Arrays that receive factor * total, in their own dtypes. They may be the arrays of the gradients,
                 which saves a pass: the sweep then leaves zeros in them, into which the total is written. After a
                 failed exchange they may be zero; the memory then holds what they held.

@@ -1,4 +1,4 @@
-"""The four rules of one bucket in a step; the only module that calls several of them."""
+"""The four rules of one bucket, up to the exchange of a step."""
 
 from __future__ import annotations
 

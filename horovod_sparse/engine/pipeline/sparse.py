@@ -103,7 +103,7 @@ class SparsePipeline(Remembering):
             self._deliver(given, selection, reduced)
 
     def _agree_on_sums(self, given: _Given) -> None:
-        """Select first, and agree on whether all sums are finite: this saves a pass, but the step may be undone."""
+        """Select first, and agree on whether all sums are finite: saves a pass, unless owners keep sums."""
         mine, relies = self._facts(given, safe=True), self._agreement.stable
         if not relies:
             self._enter("agree")
