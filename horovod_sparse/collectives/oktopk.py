@@ -160,13 +160,7 @@ class OkTopk(Base):
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
     def _select(self, sums: SparseVector, k: int, region: Region | None = None) -> _Part:
-        """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed.
-
-        Args:
-            sums: The sums, or those of a region that reach a lower threshold.
-            k: Number of sums of all owners.
-            region: The region that holds the smaller sums.
-        """
+        """Return the sums that reach the global threshold, nudged or computed if needed; a region has smaller sums."""
         if not self._threshold.due(k) and (part := self._reuse(sums)) is not None:
             return part
         kth = kth_magnitude(self._transport, sums.values, k, sums.size)

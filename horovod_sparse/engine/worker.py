@@ -333,11 +333,6 @@ class Worker:
 
         return self._thread.submit(take_part).result
 
-    @property
-    def pending(self) -> bool:
-        """True from an exchange until an optimizer has applied all of its results."""
-        return bool(self.step.unapplied)
-
     def confirm(self, applied: Callable[[int], bool] = lambda _: True) -> None:
         """Note that a step that was exchanged has been applied.
 
@@ -357,11 +352,7 @@ class Worker:
         return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
 
     def keep(self, numbers: Container[int]) -> None:
-        """Let the next backward pass add to results that no optimizer has applied, and that the gradients still hold.
-
-        Args:
-            numbers: Numbers of their buckets.
-        """
+        """Let the next backward pass add to results that no optimizer has applied, by the numbers of their buckets."""
         step = self.step
         with self._lock:
             for bucket in [bucket for bucket in step.unapplied if bucket.layout.number in numbers]:
@@ -371,11 +362,7 @@ class Worker:
                 step.enter(State.APPLIED)
 
     def drop_unapplied(self) -> None:
-        """Undo the exchange of results that no optimizer has applied, and that the gradients no longer hold.
-
-        Raises:
-            RuntimeError: They cannot be undone.
-        """
+        """Undo the exchange of results that no optimizer has applied; RuntimeError if they cannot be undone."""
         with self._lock:
             self._drop()
 

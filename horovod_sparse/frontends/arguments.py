@@ -41,13 +41,7 @@ def agree_on(transport: Transport, facts: Callable[[], dict[str, Any]]) -> None:
 def agree_on_last_group(
     param_groups: list[dict[str, Any]], names: Mapping[torch.Tensor, str], transport: Transport
 ) -> dict[torch.Tensor, str]:
-    """Return the names of the parameters of the last param group; drop it if they differ between ranks.
-
-    A collective call.
-
-    Raises:
-        ValueError: They differ.
-    """
+    """Return the names of the parameters of the last param group, or drop it and raise ValueError if ranks differ."""
     added = {p: names[p] for p in param_groups[-1]["params"]}
     try:
         with process.communicating("add_param_group()", transport):

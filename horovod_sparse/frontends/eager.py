@@ -22,8 +22,7 @@ def weak_hook(method: Callable[..., None], *first: Any) -> Callable[..., None]:
 
     @eager
     def hook(*args: Any) -> None:
-        alive = reference()
-        if alive is not None:
+        if alive := reference():
             alive(*first, *args)
 
     return hook

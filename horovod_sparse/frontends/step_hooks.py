@@ -208,7 +208,7 @@ def _follow_unknown() -> None:
             if optimizer in own or not any(p in exchange.names for p in parameters_in(optimizer)):
                 continue
             if own:
-                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
+                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.step.unapplied else {})
             else:
                 exchange.worker.needs_confirmation = True
                 exchange.worker.confirm()

@@ -106,13 +106,6 @@ class _Optimizer(Gradients):
             self.synchronize()
         _Horovod.load_state_dict(self, state_dict)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Raise TypeError: a copy would exchange the gradients of the same parameters again."""
-        raise TypeError(
-            "a DistributedOptimizer cannot be copied, as it exchanges with the other ranks: copy "
-            "optimizer.state_dict(), or copy the plain optimizer before it is wrapped"
-        )
-
     @property
     def exchange(self) -> GradientExchange | None:
         """Exchange of the gradients and its state, between two steps; None if this rank takes no part.
@@ -267,9 +260,8 @@ def _report_unused(arguments: dict[str, Any]) -> None:
     given = [name for name in arguments if arguments[name]]
     if given and hvd.rank() == 0:
         _LOG.warning(
-            "rank 0: no effect of %s, as Horovod's compressors remember nothing between steps: without a Sparse "
-            "compression, call synchronize() before a GradScaler unscales gradients, and step() inside "
-            "skip_synchronize()",
+            "rank 0: no effect of %s, as Horovod's compressors remember nothing between steps: where a GradScaler "
+            "unscales gradients, call synchronize() before, and step() inside skip_synchronize()",
             ", ".join(given),
         )
 

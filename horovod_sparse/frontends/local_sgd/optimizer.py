@@ -102,13 +102,6 @@ class _Local(Exchanging, torch.optim.Optimizer):
         plain(self).load_state_dict(state_dict)
         self._rounds.take_from(self.state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Raise TypeError: a copy would exchange the same parameters again."""
-        raise TypeError(
-            "a LocalOptimizer cannot be copied, as it exchanges with the other ranks: copy optimizer.state_dict(), or "
-            "copy the plain optimizer before it is wrapped"
-        )
-
     @property
     def exchange(self) -> Rounds:
         """The rounds with their residuals: this rank's part of a checkpoint."""
