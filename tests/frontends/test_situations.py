@@ -84,7 +84,7 @@ models_that_differ_between_ranks                             refused  -        r
 parameters_with_the_same_name                                refused  refused  -        refused  -       # FSDP2: names are the model's. arrays: have none
 momentum_of_both_optimizer_and_compression                   refused  refused  refused  refused  -       # arrays: know no optimizer
 an_optimizer_that_is_wrapped_already                         refused  refused  refused  refused  -
-a_parameter_that_gets_another_group                          -        refused  refused  -        -       # Horovod: test_scripts.py, local: test_local_sgd.py
+a_parameter_that_gets_another_group                          -        refused  refused  -        -       # Horovod: test_late_changes.py, local: test_local_sgd.py
 an_optimizer_of_another_model                                -        refused  refused  -        -       # Horovod, local: the optimizer is the model
 """  # noqa: E501
 
