@@ -315,7 +315,7 @@ def test_horovods_own_compressors_give_horovods_own_optimizer(hvd, comm):
 def test_arguments_without_effect_on_horovods_own_optimizer_are_reported_once(hvd, comm, caplog):
     scaler = torch.amp.GradScaler("cpu")
     wrap(mlp(), hvd.Compression.none, grad_scaler=scaler, undoable=True, residual_unit="update")
-    wrap(mlp(), hvd.Compression.none)
+    wrap(mlp(), hvd.Compression.none, grad_scaler=torch.amp.GradScaler("cpu", enabled=False))
     reports = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     named = ["grad_scaler, undoable, residual_unit" in report for report in reports]
     assert everywhere(comm, named == ([True] if comm.Get_rank() == 0 else []))

@@ -250,7 +250,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
         warn_of_hidden(optimizer, made)
     else:
-        _report_unused({"grad_scaler": grad_scaler, "undoable": undoable, "residual_unit": residual_unit})
+        scaled = grad_scaler is not None and grad_scaler.is_enabled()
+        _report_unused({"grad_scaler": scaled, "undoable": undoable, "residual_unit": residual_unit})
         made = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
         made.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
     return made
