@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from horovod_sparse.engine.delivered import Delivered
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_gathered, is_known, parameters_in
 from horovod_sparse.frontends.shards import shard_of
@@ -67,6 +68,7 @@ class OptimizersMomentum(StepHooks):
                 self._enter_first_moments(optimizer, group, selected)
         self._applied = applied
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that the step was applied."""
         super().after(optimizer)
