@@ -35,6 +35,7 @@ from horovod_sparse.control import link, watch
 from horovod_sparse.control.report import Limits, Progress
 from horovod_sparse.costs.measure import measure_link
 from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline.agreement import Facts
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.doubling import DIRECT_RANKS
@@ -121,7 +122,7 @@ def _construct_bucket(transport: Counting) -> None:
 
 
 def _agree_in_step(transport: Counting) -> None:
-    transport.begin_allreduce(np.ones(5, np.int64)).wait()  # of SparsePipeline
+    transport.begin_allreduce(np.ones(len(Facts._fields), np.int64)).wait()  # of SparsePipeline
 
 
 def _sum_of_rules(transport: Counting) -> None:

@@ -99,10 +99,8 @@ class Accumulator:
         if self._outside is None:
             return None
         self.settle()
-        region = self._region
-        shifted = [(start - region.start, part) for start, part in clipped(self.gradients, region.start, region.stop)]
-        buffer = self.buffer[region]
-        inside = Accumulator(np.zeros_like(buffer) if zero else buffer, shifted)
+        buffer = self.buffer[self._region]
+        inside = Accumulator(np.zeros_like(buffer) if zero else buffer, self._in_region())
         inside.settled = True
         return inside
 
@@ -121,9 +119,12 @@ class Accumulator:
         region, velocity = self._region, self._velocity
         if velocity is not None:
             velocity = velocity._replace(values=velocity.values[region])
-        pending = [(start - region.start, part) for start, part in clipped(self.gradients, region.start, region.stop)]
-        self._kernels.accumulate(pending, self.buffer[region], 1.0, clear=self._clear, velocity=velocity)
+        self._kernels.accumulate(self._in_region(), self.buffer[region], 1.0, clear=self._clear, velocity=velocity)
         self.settled, self.cleared = True, self._clear and (outside.cleared or not outside.gradients)
+
+    def _in_region(self) -> Segments:
+        begin, end = self._region.start, self._region.stop
+        return [(start - begin, part) for start, part in clipped(self.gradients, begin, end)]
 
     def magnitude(self, vector: SparseVector) -> float:
         """Return the largest magnitude of all active elements, infinity if there is a NaN; settles.

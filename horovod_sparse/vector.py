@@ -93,12 +93,13 @@ class SparseVector:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class Reduced:
     """Result of a sparse allreduce.
 
     Attributes:
         total: Reduced vector, bit-identical on every rank.
-        returned: Part of this rank's vector that is not in total; it goes back to this rank's memory.
+        returned: What this rank's memory gets back: the part of its vector that is not in total. That of an owner also
+            has entries of other ranks, and the negative of its own values in total.
     """
 
     total: SparseVector

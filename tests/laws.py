@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from horovod_sparse.collectives import COLLECTIVES
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.testing import Case, check_exchange, values
 from horovod_sparse.rules.testing.collectives import BITS, PATTERNS, SHARED, own_vector, vector_of
 from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, placed
@@ -54,12 +54,12 @@ def make(
     return rule(BucketContext(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
 
 
-def allreduce(collective: Any, vector: SparseVector, k: int) -> Exchange:
+def allreduce(collective: Any, vector: SparseVector, k: int) -> Reduced:
     """Return the exchange of a vector that is all there is in the accumulator."""
     zeros = np.zeros((2, vector.size), vector.values.dtype)
     accumulator = Accumulator(zeros[0], [(0, zeros[1])])
-    exchange: Exchange = collective.allreduce(collective.extend(accumulator, vector, k), k)
-    return exchange
+    reduced: Reduced = collective.allreduce(collective.extend(accumulator, vector, k), k)
+    return reduced
 
 
 def on_nodes(transport: Transport, node_ranks: int) -> Transport:

@@ -44,7 +44,7 @@ class Simulated(ExchangingGradients):
             [optimizer],
             1 / transport.size,
             limits(None, None),
-            between_steps=lambda: True,  # the exchange is part of the step
+            no_exchange_in_progress=lambda: True,  # the exchange is part of the step
         )
         trained = group_numbers([optimizer])
         self.exchange.place({name: p for name, p in model.named_parameters() if p in trained})

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.shards import Chunk, fill, shard_of, with_shard
 
 _Path: TypeAlias = tuple[Any, ...]
@@ -99,8 +100,7 @@ def _targets(prefix: _Path, loaded: Any) -> dict[_Path, torch.Tensor]:
     """Return the tensors of an object by their paths in its state; for an optimizer, the parameters of each state."""
     found: dict[_Path, torch.Tensor] = {}
     if hasattr(loaded, "param_groups"):
-        parameters = [p for group in loaded.param_groups for p in group["params"]]
-        return {(*prefix, "state", index): p for index, p in enumerate(parameters)}
+        return {(*prefix, "state", index): p for index, p in enumerate(parameters_in(loaded))}
 
     def note(path: _Path, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

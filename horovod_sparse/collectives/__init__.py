@@ -16,7 +16,7 @@ from horovod_sparse.collectives.spardl import SparDL
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.collectives.union import Union
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Stateful
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector, Stateful
 from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Collective(Stateful, Protocol):
             k: Number of entries of the total; see ``allreduce``.
         """
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the ranks' vectors.
 
         Args:
@@ -78,7 +78,7 @@ class Owning(Collective, Protocol):
         Called after ``decide``, and before anything is selected. None stands for ``allreduce``.
         """
 
-    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Reduced:
         """Sum the ranks' vectors, and what the owners hold.
 
         Invariant: the vectors summed over the ranks = total + the returned vectors summed over the ranks. In the region
@@ -103,12 +103,12 @@ __all__ = [
     "Base",
     "Collective",
     "Dense",
-    "Exchange",
     "GTopk",
     "Hierarchical",
     "OkTopk",
     "Owning",
     "ReduceScatter",
+    "Reduced",
     "SharedIndices",
     "SparDL",
     "TopkA",

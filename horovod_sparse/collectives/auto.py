@@ -16,7 +16,7 @@ from horovod_sparse.costs.accuracy import KEEP
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.model import CANDIDATES, table
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
 
@@ -108,17 +108,17 @@ class Auto(Base):
         region: tuple[int, int] | None = self._chosen.region(size)
         return region
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the ranks' vectors with the chosen algorithm."""
         if vector.indices is None:
             return super().allreduce(vector, k)
-        exchange: Exchange = self._chosen.allreduce(vector, k)
-        return exchange
+        reduced: Reduced = self._chosen.allreduce(vector, k)
+        return reduced
 
-    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Reduced:
         """Sum the ranks' vectors, and what the owners hold, with the chosen algorithm."""
-        exchange: Exchange = self._chosen.allreduce_owned(vector, k, own)
-        return exchange
+        reduced: Reduced = self._chosen.allreduce_owned(vector, k, own)
+        return reduced
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current choice and the states of all algorithms."""

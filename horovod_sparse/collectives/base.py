@@ -10,7 +10,7 @@ import numpy as np
 
 from horovod_sparse.costs.measure import coded_from
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.wire import FORMATS, NEVER, Wire
@@ -68,23 +68,23 @@ class Base:
         del size
         return None
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce."""
         if vector.indices is None:
-            return Exchange(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
+            return Reduced(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
         return self._allreduce_rounded(vector, k, self._allreduce)
 
     def _allreduce_rounded(
-        self, vector: SparseVector, k: int, allreduce: Callable[[SparseVector, Wire, int], Exchange]
-    ) -> Exchange:
+        self, vector: SparseVector, k: int, allreduce: Callable[[SparseVector, Wire, int], Reduced]
+    ) -> Reduced:
         """Round a vector with indices for the wire, sum the ranks' vectors, and return the rounding errors as well."""
         if k != self._wired_for:
             self._choose_coding(vector, k)
         if not self._wire.format.rounds:
             return allreduce(vector, self._wire, k)
         rounded, error, wire = self._round(vector)
-        exchange = allreduce(rounded, wire, k)
-        return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))
+        reduced = allreduce(rounded, wire, k)
+        return reduced if error is None else Reduced(reduced.total, reduced.returned.plus(error))
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
         """Set the least number of entries whose indices are coded: forced or as measured, the same on all ranks."""
@@ -111,6 +111,6 @@ class Base:
         lost = kernels_for(error).reaching(vector.entries[0], error, smallest)
         return replace(vector, values=values), SparseVector(*lost, vector.size), wire
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum vectors with indices, whose values ``wire`` holds exactly."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ import numpy as np
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
 from horovod_sparse.kernels import add_to
-from horovod_sparse.rules import Exchange, Mode, SparseVector, Stateless
+from horovod_sparse.rules import Mode, Reduced, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import DENSE_FORMATS
 
@@ -40,7 +40,7 @@ class Dense(Stateless, Base):
         del size, k
         return True
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the ranks' vectors; one that has indices is written out first. The total holds every position."""
         del k
         values = vector.values
@@ -49,8 +49,8 @@ class Dense(Stateless, Base):
             self._kernels.add(vector.indices, vector.values, values)
         rounded, error, wire = self._wire.round(values)
         if error is None:
-            return Exchange(SparseVector.full(self._transport.allreduce(values)), vector.nothing())
+            return Reduced(SparseVector.full(self._transport.allreduce(values)), vector.nothing())
         total, part, error_of_sums = sum_rounded(self._transport, wire, rounded)
         if error_of_sums is not None:
             add_to(error[part], error_of_sums)
-        return Exchange(SparseVector.full(total), SparseVector.full(error))
+        return Reduced(SparseVector.full(total), SparseVector.full(error))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Reduced, SparseVector, Stateless
 from horovod_sparse.wire import Wire
 
 
@@ -26,7 +26,7 @@ class GTopk(Stateless, Base):
     class Options(Base.Options):
         """The common options of sparse collectives."""
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum and cut along the tree; merges add the lower rank's entries first, and ties go to the lower index."""
         rank, ranks = self._transport.rank, self._transport.size
         self._transport.traffic.rounds += 2 * (ranks - 1).bit_length()  # up and down the tree
@@ -51,7 +51,7 @@ class GTopk(Stateless, Base):
             if child < ranks:
                 self._transport.send(message, child).wait()
         indices, values = wire.unpack(message, vector.size)
-        return Exchange(SparseVector(indices, values, vector.size, shared=True), rest.plus(*returned))
+        return Reduced(SparseVector(indices, values, vector.size, shared=True), rest.plus(*returned))
 
     def _receive(self, rank: int, like: SparseVector) -> Array:
         return self._transport.receive(rank, like.values).wait()

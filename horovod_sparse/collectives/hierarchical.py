@@ -15,7 +15,7 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.kernels import joined
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.wire import Wire
 
@@ -77,13 +77,13 @@ class Hierarchical(Base):
         self._inner = _RULES[type(options.inner)](context, self._node, options.inner)
         self._outer = None if leaders is None else _RULES[type(options.outer)](context, leaders, options.outer)
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the vectors of each node, then the nodes' sums; sum vectors without indices over all ranks at once."""
         if vector.indices is None:
             return super().allreduce(vector, k)
         if self._nodes == 1:
-            exchange: Exchange = self._inner.allreduce(vector, k)
-            return exchange
+            reduced: Reduced = self._inner.allreduce(vector, k)
+            return reduced
         return self._across(vector, k, lambda outer, total: outer.allreduce(total, k))
 
     def region(self, size: int) -> tuple[int, int] | None:
@@ -92,26 +92,26 @@ class Hierarchical(Base):
         region: tuple[int, int] | None = None if owner is None else owner.region(size)
         return region
 
-    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Reduced:
         """Sum the vectors, and what the first ranks of the nodes hold of their regions."""
         if self._nodes == 1:
-            exchange: Exchange = self._inner.allreduce_owned(vector, k, own)
-            return exchange
+            reduced: Reduced = self._inner.allreduce_owned(vector, k, own)
+            return reduced
         return self._across(vector, k, lambda outer, total: outer.allreduce_owned(total, k, own))
 
-    def _across(self, vector: SparseVector, k: int, sum_up: Callable[[Any, SparseVector], Exchange]) -> Exchange:
+    def _across(self, vector: SparseVector, k: int, sum_up: Callable[[Any, SparseVector], Reduced]) -> Reduced:
         """Sum the vectors of each node, then the nodes' sums."""
         self._choose_coding(vector, k)
-        of_node: Exchange = self._inner.allreduce(vector, k)
+        of_node: Reduced = self._inner.allreduce(vector, k)
         if self._outer is None:
-            return Exchange(self._broadcast(self._wire, None, vector), of_node.returned)
+            return Reduced(self._broadcast(self._wire, None, vector), of_node.returned)
         across = sum_up(self._outer, self._for_outer(of_node.total))
         total, error, wire = across.total, None, self._wire
         if total.indices is not None:
             total, rounding, wire = self._round(total)
             if self._transport.rank == 0:  # all first ranks round identically; only one returns the error
                 error = rounding
-        return Exchange(self._broadcast(wire, total, vector), of_node.returned.plus(across.returned, error))
+        return Reduced(self._broadcast(wire, total, vector), of_node.returned.plus(across.returned, error))
 
     def _for_outer(self, total: SparseVector) -> SparseVector:
         """Return a node's total with indices, unless no node's total has any: a collective cannot mix both kinds."""

@@ -19,7 +19,7 @@ from horovod_sparse.collectives.region import Region
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
@@ -39,14 +39,14 @@ class _Part(NamedTuple):
     """An owner's part of the total.
 
     Attributes:
-        kept: Sums before rounding.
+        sent: Sums before rounding.
         error: Rounding errors of the sums; None if nothing is rounded.
         message: Rounded sums as a message.
         counts: Number of entries of every owner.
         lengths: Bytes of every owner's message.
     """
 
-    kept: SparseVector
+    sent: SparseVector
     error: SparseVector | None
     message: Array
     counts: list[int]
@@ -68,9 +68,9 @@ class OkTopk(Base):
         """Options of Ok-Topk.
 
         Attributes:
-            keep: Number of sums that the total has, as a multiple of k. The owner of a region then adds what it holds
-                there to the sums, and keeps those that are cut. None: as published, the total has k sums, and entries
-                of the others return to the ranks that selected them.
+            keep: The total has keep * k sums, to which the owner of a region adds what it holds there; owners retain
+                the others. None: as published, the total has k sums, and entries of the others return to the ranks
+                that selected them. Ignored if all ranks select the same positions.
             tau_threshold: Steps between exact global thresholds.
             tau_partition: Steps between partitions into regions.
             global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
@@ -106,33 +106,21 @@ class OkTopk(Base):
         begin, end = self._boundaries[self._transport.rank :][:2].tolist()
         return begin, end
 
-    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Reduced:
         """Sum the ranks' vectors, and what the owners hold, to a total of about keep * k entries."""
         return self._allreduce_rounded(vector, k, lambda rounded, wire, k: self._sum_owned(rounded, wire, k, own))
 
-    def _sum_owned(self, vector: SparseVector, wire: Wire, k: int, own: Accumulator) -> Exchange:
+    def _sum_owned(self, vector: SparseVector, wire: Wire, k: int, own: Accumulator) -> Reduced:
         arrived = SparseVector(
             *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
         )
         region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
-        part = self._select_owned(region, max(1, round(self._options.keep * k)))
-        returned = region.returned(part.kept)
+        candidates = region.take_above(self._threshold.value * _NEAR)
+        part = self._select(candidates, max(1, round(self._options.keep * k)), region)
+        returned = region.returned(part.sent)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)
-        return Exchange(total, returned.plus(error))
-
-    def _select_owned(self, region: Region, wanted: int) -> _Part:
-        """Return the sums of this rank's region that reach the global threshold; the others stay where they are."""
-        threshold = self._threshold
-        candidates = region.take_above(threshold.value * _NEAR)
-        if not threshold.due(wanted) and (part := self._reuse(candidates)) is not None:
-            return part
-        kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
-        if not kth.value:  # fewer sums are that large
-            candidates = candidates.plus(region.take_above(0.0))
-            kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
-        threshold.renew(kth.value, wanted)
-        return self._reach(candidates, kth)
+        return Reduced(total, returned.plus(error))
 
     def _repartition(self, total: SparseVector) -> None:
         """Set the boundaries of the next steps: those that divide the entries of the total equally.
@@ -144,7 +132,7 @@ class OkTopk(Base):
         if self._partition_left == 0 and len(total) >= ranks:
             self._boundaries = np.array([0, *_quantiles(total.entries[0], ranks), total.size], np.int64)
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
         if self._partition_left == 0 or self._boundaries[-1] != vector.size:
@@ -154,12 +142,12 @@ class OkTopk(Base):
         sums = split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle)
         part = self._select(SparseVector(*sums, vector.size), max(k, 1))
         total, error = self._gather(part, wire, vector.size)
-        return Exchange(total, vector.without(total).plus(error))
+        return Reduced(total, vector.without(total).plus(error))
 
     def _gather(self, part: _Part, wire: Wire, size: int) -> tuple[SparseVector, SparseVector | None]:
         """Return the total, and the rounding errors of the sums that this rank has sent."""
         if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
-            part = self._offer(balance(self._transport, self._wire.exact, part.kept, part.counts))
+            part = self._offer(balance(self._transport, self._wire.exact, part.sent, part.counts))
         messages = self._transport.allgather(part.message, part.lengths)
         total = SparseVector(*concatenate(wire.unpack_all(messages, size)), size, shared=True)
         return total, part.error
@@ -171,11 +159,14 @@ class OkTopk(Base):
         proposal = _quantiles(indices, ranks) if indices.size else np.arange(1, ranks, dtype=np.int64) * size // ranks
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
-    def _select(self, sums: SparseVector, k: int) -> _Part:
-        """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed."""
+    def _select(self, sums: SparseVector, k: int, region: Region | None = None) -> _Part:
+        """Return the sums that reach the global threshold, nudged or computed if needed; a region has smaller sums."""
         if not self._threshold.due(k) and (part := self._reuse(sums)) is not None:
             return part
         kth = kth_magnitude(self._transport, sums.values, k, sums.size)
+        if region is not None and not kth.value:  # fewer sums are that large
+            sums = sums.plus(region.take_above(0.0))
+            kth = kth_magnitude(self._transport, sums.values, k, sums.size)
         self._threshold.renew(kth.value, k)
         return self._reach(sums, kth)
 
@@ -206,12 +197,12 @@ class OkTopk(Base):
             reached = larger.plus(equal.head(max(0, kth.wanted - before)))
         return self._offer(reached)
 
-    def _offer(self, kept: SparseVector) -> _Part:
+    def _offer(self, sent: SparseVector) -> _Part:
         """Return this owner's part of the total; gathers every owner's count and length in one collective operation."""
-        rounded, error, wire = self._round(kept)
+        rounded, error, wire = self._round(sent)
         message = wire.pack(rounded.entries)
-        headers = self._transport.allgather_integers(len(kept), message.nbytes)
-        return _Part(kept, error, message, headers[:, 0].tolist(), headers[:, 1].tolist())
+        headers = self._transport.allgather_integers(len(sent), message.nbytes)
+        return _Part(sent, error, message, headers[:, 0].tolist(), headers[:, 1].tolist())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the global threshold, the boundaries, and for how many steps they remain valid."""

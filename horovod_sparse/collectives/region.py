@@ -45,15 +45,15 @@ class Region:
         places, values = everything.take_above(least).entries
         return SparseVector(self._kernels.shifted(places, self._begin), values, self.size)
 
-    def returned(self, kept: SparseVector) -> SparseVector:
-        """Return the change of the owner's residual if it sends the sums ``kept``.
+    def returned(self, sent: SparseVector) -> SparseVector:
+        """Return the change of the owner's residual if it sends these sums.
 
         That is what has arrived elsewhere, and the owner's part of the sums that it sends, with the opposite sign.
         """
-        indices, _ = kept.entries
+        indices, _ = sent.entries
         places = self._kernels.shifted(indices, -self._begin)
         gone = SparseVector(indices, self._kernels.gathered(self._held, places, -1.0), self.size)
-        return self._arrived.without(kept).plus(gone)
+        return self._arrived.without(sent).plus(gone)
 
 
 def _gaps(segments: Segments, size: int) -> list[tuple[int, int]]:

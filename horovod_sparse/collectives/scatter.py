@@ -11,7 +11,7 @@ from horovod_sparse.collectives.rounded import sum_parts
 from horovod_sparse.collectives.split import regions, split_reduce
 from horovod_sparse.kernels import joined
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Accumulator, Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Accumulator, Reduced, SparseVector, Stateless
 from horovod_sparse.wire import Wire
 
 _THROTTLE = 4  # concurrent exchanges
@@ -38,13 +38,13 @@ class ReduceScatter(Stateless, Base):
         width = size // self._transport.size
         return self._transport.rank * width, (self._transport.rank + 1) * width
 
-    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def allreduce(self, vector: SparseVector, k: int) -> Reduced:
         """Sum the ranks' vectors in this rank's region."""
         if vector.indices is None or (vector.shared and not self._wire.format.rounds):
             return self._sum_values(vector)
         return self._allreduce_rounded(vector, k, self._allreduce)
 
-    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Reduced:
         """Sum the ranks' vectors in this rank's region, and all that the rank itself holds there."""
         begin, _ = self.region(vector.size)
         arrived = self._allreduce_rounded(vector, k, self._allreduce)
@@ -55,14 +55,14 @@ class ReduceScatter(Stateless, Base):
             np.arange(begin + start, begin + start + part.size, dtype=np.int32, like=part) for start, part in active
         ]
         mine = SparseVector(joined(places), joined([part for _, part in active]), vector.size)
-        return Exchange(mine.plus(arrived.total), arrived.returned.plus(mine.times(-1)))
+        return Reduced(mine.plus(arrived.total), arrived.returned.plus(mine.times(-1)))
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         del k  # nothing is dropped
         sums = split_reduce(self._transport, wire, vector, self._boundaries(vector.size), _THROTTLE)
-        return Exchange(SparseVector(*sums, vector.size), vector.nothing())
+        return Reduced(SparseVector(*sums, vector.size), vector.nothing())
 
-    def _sum_values(self, vector: SparseVector) -> Exchange:
+    def _sum_values(self, vector: SparseVector) -> Reduced:
         """Sum vectors with the same positions on every rank; nothing is rounded."""
         begin, end = self.region(vector.size)
         if vector.indices is None:
@@ -72,7 +72,7 @@ class ReduceScatter(Stateless, Base):
             split = regions(vector, self._boundaries(vector.size))
             indices, parts = split[self._transport.rank][0], [values for _, values in split]
         total = SparseVector(indices, sum_parts(self._transport, self._wire.exact, parts), vector.size)
-        return Exchange(total, vector.nothing())
+        return Reduced(total, vector.nothing())
 
     def _boundaries(self, size: int) -> Array:
         return np.arange(self._transport.size + 1, dtype=np.int64) * (size // self._transport.size)

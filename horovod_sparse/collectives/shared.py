@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
-from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Reduced, SparseVector, Stateless
 from horovod_sparse.wire import Wire
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class SharedIndices(Stateless, Base):
 
         shared_indices = True
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum the values; raise ValueError if the vector is not marked as having the same indices on every rank."""
         del k  # nothing is dropped
         if not vector.shared:
@@ -41,7 +41,7 @@ class SharedIndices(Stateless, Base):
         """Do nothing: no indices are sent."""
 
 
-def sum_values(transport: Transport, wire: Wire, vector: SparseVector) -> Exchange:
+def sum_values(transport: Transport, wire: Wire, vector: SparseVector) -> Reduced:
     """Sum vectors with the same indices on every rank, whose values ``wire`` holds exactly."""
     returned = vector.nothing()
     if wire.format.rounds:
@@ -50,4 +50,4 @@ def sum_values(transport: Transport, wire: Wire, vector: SparseVector) -> Exchan
             returned = SparseVector(vector.entries[0][part], error, vector.size)
     else:
         values = transport.allreduce(vector.values)
-    return Exchange(SparseVector(vector.indices, values, vector.size, shared=True), returned)
+    return Reduced(SparseVector(vector.indices, values, vector.size, shared=True), returned)

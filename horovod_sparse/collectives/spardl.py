@@ -13,7 +13,7 @@ import numpy as np
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.split import regions
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Reduced, SparseVector, Stateless
 from horovod_sparse.wire import Wire, concatenate
 
 
@@ -32,7 +32,7 @@ class SparDL(Stateless, Base):
     class Options(Base.Options):
         """The common options of sparse collectives."""
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum the ranks' vectors to a total of at most P ceil(k/P) entries."""
         transport, size = self._transport, vector.size
         rank, ranks, most = transport.rank, transport.size, -(-k // transport.size)
@@ -61,7 +61,7 @@ class SparDL(Stateless, Base):
         message, error = self._message([blocks[rank]])
         messages, _ = transport.allgather_slots(message, self._slots)
         total = SparseVector(*concatenate(wire.unpack_all(messages, size)), size, shared=True)
-        return Exchange(total, vector.nothing().plus(*returned, error))
+        return Reduced(total, vector.nothing().plus(*returned, error))
 
     def _message(self, blocks: list[SparseVector]) -> tuple[Array, SparseVector | None]:
         """Return blocks in ascending order as a message, and the errors from rounding their values."""

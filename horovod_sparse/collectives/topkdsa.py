@@ -14,7 +14,7 @@ from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Reduced, SparseVector, Stateless
 from horovod_sparse.rules.options import integer
 from horovod_sparse.wire import Entries, Wire, concatenate
 
@@ -35,7 +35,7 @@ class TopkDSA(Stateless, Base):
 
         throttle: int = integer(4, least=1)
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum the ranks' vectors; the total has no indices if all regions were sent dense."""
         del k  # nothing is dropped
         transport = self._transport
@@ -51,7 +51,7 @@ class TopkDSA(Stateless, Base):
         messages, everyones = transport.allgather_slots(message, self._slots, dense)
         indices, values = concatenate(wire.unpack_all(messages, vector.size))
         total = SparseVector.full(values) if all(everyones) else SparseVector(indices, values, vector.size, shared=True)
-        return Exchange(total, vector.nothing() if error is None else error)
+        return Reduced(total, vector.nothing() if error is None else error)
 
 
 def _write_out(entries: Entries, begin: int, end: int) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.shared import sum_values
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.rules import Accumulator, Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Accumulator, Reduced, SparseVector, Stateless
 from horovod_sparse.wire import Wire
 
 
@@ -45,7 +45,7 @@ class Union(Stateless, Base):
         zeros = np.zeros_like(parts[0], dtype=np.float32, shape=(max(part.size for part in parts),))
         return self._kernels.merge_sum([(part, zeros[: part.size]) for part in parts], size)[0]
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Reduced:
         """Sum the values of vectors from ``extend``."""
         del k  # nothing is dropped
         assert vector.shared, "only extend knows which values belong to the union"

@@ -211,7 +211,7 @@ class Lifecycle:
         if self._is_rank:
             left = ""
             with suppress(FinalizedError), self.communicating():
-                left = self.watch.who_left()
+                left = self.watch.who_left(patience=0.5)
             self.abort(f"ends all ranks because of the {kind.__name__} above{where}{left and f'; {left}'}")
 
     def abort(self, reason: str) -> None:

@@ -167,11 +167,19 @@ class Watch:
             self._exchanges.clear()
             self._timers.clear()
 
-    def who_left(self) -> str:
-        """Return a sentence that names the first rank known to have left; empty: none."""
-        with self._lock:
-            self._hear()
-            return next((self._has_left(rank) for rank in self._farewells), "")
+    def who_left(self, patience: float = 0.0) -> str:
+        """Return a sentence that names the first rank known to have left; empty: none.
+
+        Args:
+            patience: Seconds to wait for a farewell. The connections of a rank that ends close before it says one.
+        """
+        until = time.monotonic() + patience
+        while True:
+            with self._lock:
+                self._hear()
+                if self._farewells or time.monotonic() >= until:
+                    return next(map(self._has_left, self._farewells), "")
+            time.sleep(_PERIOD / 10)
 
     def _links(self) -> Iterator[Link]:
         if self._world is not None:

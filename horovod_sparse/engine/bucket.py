@@ -224,7 +224,7 @@ class Bucket:
         return gradient if gradient.is_contiguous() else gradient.contiguous()
 
     def _held(self, collected: StepGradients, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> set[str]:
-        """Return the keys of gradients whose residual neither grows nor is sent in this step."""
+        """Return the keys of gradients whose residual neither grows nor is selected from."""
         if not self._hold_zeros:
             return collected.held
         used = self.device.nonzero(tensors)

@@ -46,20 +46,20 @@ class Delivered:
         return self._pipeline.replaced
 
     @property
-    def sent(self) -> SparseVector | None:
+    def sample(self) -> SparseVector | None:
         """Some entries of what the last exchange has delivered for the bucket; None if that was no selection."""
-        return self._pipeline.sent
+        return self._pipeline.sample
 
     def ratio(self, gradient_of: Callable[[str], torch.Tensor | None]) -> float | None:
-        """Return what the largest of ``sent`` was multiplied by since it was delivered; None if that is not known.
+        """Return what the largest of ``sample`` was multiplied by since it was delivered; None if that is not known.
 
         Args:
             gradient_of: Returns the gradient for a key; None: it is not to be read.
         """
-        if self.sent is None or not len(self.sent):
+        if self.sample is None or not len(self.sample):
             return None
         with self._bucket.work():
-            indices, values = map(copy_to_host, self.sent.entries)
+            indices, values = map(copy_to_host, self.sample.entries)
             place = int(abs(values).argmax())
             index, value = int(indices[place]), float(values[place])
             segment = next(one for one in self._bucket.layout.segments if index < one.start + one.size)

@@ -59,7 +59,7 @@ class Exchange:
         ranks: World size P.
         factor: Factor on the totals.
         worker: Takes the gradients.
-        groups: Index of the param group of each gradient, by its key.
+        groups: Number of the param group of each gradient, by its key.
         delivered: What was delivered of each gradient that is selected from, by its key.
         scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.
@@ -191,7 +191,7 @@ class Exchange:
         Args:
             copy: Copies an array to the host.
         """
-        self.worker.settle()
+        self.worker.undo_unapplied()
         buffers = self.buffers()
         return {"buckets": [bucket.state_dict(copy, buffers) for bucket in self.worker.buckets]}
 
@@ -207,7 +207,7 @@ class Exchange:
                 keep their state.
         """
         require_state(state)
-        self.worker.settle()
+        self.worker.undo_unapplied()
         self._grow(state)
         self._require_layout(state)
         before: list[tuple[Bucket, dict[str, Any]]] = []
@@ -223,7 +223,7 @@ class Exchange:
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
-            self.worker.settle()
+            self.worker.undo_unapplied()
             self.worker.confirm()
             for bucket in self.worker.buckets:
                 bucket.reset()
@@ -247,7 +247,7 @@ class Exchange:
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration.
         """
-        self.worker.settle()
+        self.worker.undo_unapplied()
         self._grow(leader)
         buckets = self.worker.buckets
         if buckets and not leader["buckets"]:

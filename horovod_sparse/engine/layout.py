@@ -38,7 +38,7 @@ class Layout:
         size: Number of elements.
         dtype: Precision in which gradients are accumulated and sent: float64 for float64 gradients, else float32.
         torch_device: The device of the gradients.
-        group: Index of the optimizer's param group, whose learning rate the residual follows; -1: none.
+        group: Number of the param group, whose learning rate the residual follows; -1: none.
         small: Whether nothing is selected from the bucket: all of it is sent in every step.
     """
 
@@ -69,7 +69,7 @@ class Member(NamedTuple):
         size: Number of elements.
         dtype: Precision in which the gradient is accumulated and sent: float64 or float32.
         device: Device of the gradient.
-        group: Index of the param group; -1: none.
+        group: Number of the param group, from the front end; -1: none.
         together: Members with the same number share a bucket, whatever its size; None: no such group.
         small: Whether the gradient is never selected from, and shares a bucket with others of this kind.
     """
@@ -98,7 +98,7 @@ class Member(NamedTuple):
             key: Name of the gradient.
             parameter: The parameter. A complex one counts as small: optimizers take real and imaginary parts together,
                 while a selection would separate them.
-            group: Index of the param group.
+            group: Number of the param group.
             together: Number of the user's group.
             least: Elements from which on a parameter is selected from.
             shard: What this rank holds of the parameter; None: all of it.

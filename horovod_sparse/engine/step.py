@@ -20,7 +20,7 @@ class State(Enum):
 
 
 _FOLLOWING = {
-    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},  # the last two after an error
+    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},  # the last two after an error, or in join()
     State.EXCHANGING: {State.COLLECTING, State.REDUCED, State.APPLIED},  # the first one if buckets are added
     State.REDUCED: {State.APPLIED, State.SKIPPED},
 }
@@ -36,7 +36,7 @@ class ModelStep:
         started: Number of buckets whose exchange was started; the number of the next one.
         running: Number of the first bucket of those that were exchanged last.
         unapplied: Buckets whose exchange has begun, and whose result no optimizer has applied.
-        unconfirmed: Whether no optimizer has taken a step since the exchange; the same on ranks with different shards.
+        awaits_optimizer: Whether no optimizer has taken a step since the exchange; alike on ranks with other shards.
         complete: Time of the last gradient, in ns of ``time.perf_counter_ns``.
         error: The error that ended the exchange; None: none so far.
     """
@@ -46,7 +46,7 @@ class ModelStep:
     started: int = 0
     running: int = 0
     unapplied: list[Bucket] = field(default_factory=list)
-    unconfirmed: bool = False
+    awaits_optimizer: bool = False
     complete: int = 0
     error: BaseException | None = None
 

@@ -41,7 +41,7 @@ class Worker:
     that the collectives of all ranks match. Thread and transport are private.
 
     Args:
-        read: Returns the conditions of the step for the index of a param group; called in program order.
+        read: Returns the conditions of the step for the number of a param group; called in program order.
         undoable: Whether the buckets can undo a step.
         factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
             scale. No bucket starts before all are complete then. None: gradients are not clipped.
@@ -49,7 +49,8 @@ class Worker:
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
         step: The last step that has begun.
-        confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
+        without_exchange: How gradients are computed without an exchange, for messages.
+        needs_confirmation: Whether a step counts only after ``confirm``. Until then it can be kept for more or dropped.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Worker:
     ) -> None:
         self.step = ModelStep(-1, State.APPLIED)
         self.buckets: list[Bucket] = []
-        self.confirmed = False
+        self.without_exchange = ""
+        self.needs_confirmation = False
         self._read = read
         self._undoable = undoable
         self._factor_for = factor_for
@@ -100,7 +102,7 @@ class Worker:
         Args:
             key: Key of the gradient.
             gradient: The gradient, dense; overwritten with the result.
-            hold: Keep the gradient's residual out of this step: it neither grows nor is sent.
+            hold: Keep the gradient's residual out of this step: it neither grows nor is selected from.
 
         Returns:
             What is resolved at the end of the exchange, on success and on failure.
@@ -283,10 +285,10 @@ class Worker:
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
         failed, step.error = failed or step.error is not None, None  # its traceback holds gradients
-        if not self.confirmed or (failed and not self._undoable):
+        if not self.needs_confirmation or (failed and not self._undoable):
             step.unapplied = []
         step.unapplied = [bucket for bucket in step.unapplied if self._undoable or bucket.pipeline.changed]
-        step.unconfirmed = self.confirmed
+        step.awaits_optimizer = self.needs_confirmation
         step.enter(State.REDUCED if step.unapplied else State.APPLIED)
         exposed = sum([bucket.begin(step.complete) for bucket in self.buckets])
         # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
@@ -339,11 +341,6 @@ class Worker:
 
         return self._thread.submit(take_part).result
 
-    @property
-    def pending(self) -> bool:
-        """True from an exchange until an optimizer has applied all of its results."""
-        return bool(self.step.unapplied)
-
     def confirm(self, applied: Callable[[int], bool] = lambda _: True) -> None:
         """Note that a step that was exchanged has been applied.
 
@@ -351,40 +348,33 @@ class Worker:
             applied: Whether the parameters of a group, by its number, were part of the optimizer's step.
         """
         step = self.step
-        step.unconfirmed = False
+        step.awaits_optimizer = False
         for bucket in self.buckets:
             bucket.collected.resumes &= not applied(bucket.layout.group)
         step.unapplied = [bucket for bucket in step.unapplied if not applied(bucket.layout.group)]
         if step.state is State.REDUCED and not step.unapplied:
             step.enter(State.APPLIED)
 
-    def unapplied(self) -> list[int]:
+    def unapplied_buckets(self) -> list[int]:
         """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
         return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
 
-    def resume(self, kept: Container[int]) -> None:
-        """Begin a backward pass after a step that was exchanged but not applied.
-
-        Args:
-            kept: Numbers of the buckets whose result is still held by the gradients, to which this pass adds. The other
-                results have been cleared: they are dropped.
-
-        Raises:
-            RuntimeError: Results have been cleared, and cannot be undone.
-        """
+    def keep(self, numbers: Container[int]) -> None:
+        """Let the next backward pass add to results that no optimizer has applied, by the numbers of their buckets."""
+        step = self.step
         with self._lock:
-            if self.step.state is not State.REDUCED:
-                return
-            resumed = [bucket for bucket in self.step.unapplied if bucket.layout.number in kept]
-            self.step.unapplied = [bucket for bucket in self.step.unapplied if bucket not in resumed]
-            if self.step.unapplied:
-                self._drop()
-            else:
-                self.step.enter(State.APPLIED)
-            for bucket in resumed:
+            for bucket in [bucket for bucket in step.unapplied if bucket.layout.number in numbers]:
+                step.unapplied.remove(bucket)
                 bucket.collected.resumes = True
+            if step.state is State.REDUCED and not step.unapplied:
+                step.enter(State.APPLIED)
 
-    def settle(self) -> None:
+    def drop_unapplied(self) -> None:
+        """Undo the exchange of results that no optimizer has applied; RuntimeError if they cannot be undone."""
+        with self._lock:
+            self._drop()
+
+    def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but not applied, if it can be; to be called between steps."""
         self._require_complete()
         with self._lock:
@@ -399,8 +389,8 @@ class Worker:
             raise RuntimeError(
                 f"rank {process.job.rank}: gradients were exchanged by backward() and cleared without a step of the "
                 "optimizer, but their exchange has changed the residuals: compute gradients that are not applied "
-                "without an exchange (inside model.no_sync(), or with set_requires_gradient_sync(False)), pass the "
-                "grad_scaler if it skips steps, or pass undoable=True, which keeps the state before each step"
+                f"without an exchange ({self.without_exchange}), pass the grad_scaler if it skips steps, or pass "
+                "undoable=True, which keeps the state before each step"
             )
         for bucket in reversed(self.step.unapplied):  # the first one keeps the shared state from before the step
             bucket.undo()

@@ -10,10 +10,11 @@ import torch
 
 import horovod_sparse
 from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import has_momentum
+from horovod_sparse.frontends.optimizers import has_momentum, parameters_in
 from horovod_sparse.frontends.units import check_unit, unit_for
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -35,6 +36,20 @@ def agree_on(transport: Transport, facts: Callable[[], dict[str, Any]]) -> None:
     except Exception as error:
         mine = type(error)(f"rank {job().rank}: {error}") if type(error) in (ValueError, RuntimeError) else error
     agree(transport, mine)
+
+
+def agree_on_last_group(
+    param_groups: list[dict[str, Any]], names: Mapping[torch.Tensor, str], transport: Transport
+) -> dict[torch.Tensor, str]:
+    """Return the names of the parameters of the last param group, or drop it and raise ValueError if ranks differ."""
+    added = {p: names[p] for p in param_groups[-1]["params"]}
+    try:
+        with process.communicating("add_param_group()", transport):
+            agree(transport, {"parameter": parameter_facts((name, p) for p, name in added.items())})
+    except ValueError:
+        param_groups.pop()
+        raise
+    return added
 
 
 def require_sparse(compression: Any, dense: str) -> None:
@@ -88,7 +103,7 @@ def parameter_facts(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[st
 def names_of(
     param_groups: Iterable[Mapping[str, Any]], named: Iterable[tuple[str, torch.Tensor]] = ()
 ) -> dict[torch.Tensor, str]:
-    """Return the name of each parameter of some param groups, in order: the user's, or "group.index" as in Horovod."""
+    """Return the name of each parameter of some param groups, in order: the user's, or "group.index"."""
     given = {p: name for name, p in named}
     groups = enumerate(param_groups)
     return {p: given.get(p, f"{number}.{i}") for number, group in groups for i, p in enumerate(group["params"])}
@@ -108,7 +123,7 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
                 "has momentum, too: set momentum=0 (betas=(0, ...)) in the optimizer and the momentum in the "
                 "compression, as in momentum=0.9, or set momentum=None in the compression, which uses the optimizer's"
             )
-        check_devices({p.device for group in optimizer.param_groups for p in group["params"]})
+        check_devices({p.device for p in parameters_in(optimizer)})
 
 
 def check_optimizers(
@@ -213,7 +228,7 @@ def require_own(
             model's parameters are in no optimizer.
     """
     own = dict.fromkeys(of_model)
-    stepped = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    stepped = {p for optimizer in optimizers for p in parameters_in(optimizer)}
     missing = [p for p in own if p not in stepped]
     for optimizer in optimizers:
         numbered = {

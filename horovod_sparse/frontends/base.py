@@ -43,7 +43,7 @@ class Exchanging:
         Raises:
             RuntimeError: Called between backward() and step() of a ``DistributedOptimizer``.
         """
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         return {} if exchange is None else exchange.statistics(norms)
 
     def reset(self) -> None:
@@ -52,11 +52,11 @@ class Exchanging:
         For scripts that go back to an earlier model, such as after a search for a learning rate, and have no state of
         the exchange of that time to load.
         """
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if exchange is not None:
             exchange.reset()
 
-    def _between_steps(self) -> Exchange | None:
+    def _exchange_between_steps(self) -> Exchange | None:
         """Return the exchange, ready for its state to be read."""
         return self._exchange
 
@@ -84,6 +84,6 @@ class ExchangingGradients(Exchanging):
         Raises:
             RuntimeError: The exchange cannot be undone, as neither ``undoable=True`` nor a ``grad_scaler`` was given.
         """
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if isinstance(exchange, GradientExchange):
             exchange.discard()

@@ -6,21 +6,20 @@ import functools
 import logging
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.optimizers import parameters_in
+from horovod_sparse.frontends.scaling import Buckets, by_bucket, factor_of
 from horovod_sparse.frontends.step_hooks import with_closure
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
-
-_Buckets: TypeAlias = dict[int, dict[torch.Tensor, Delivered]]  # by number
 
 _LOG = logging.getLogger("horovod_sparse")
 _INTERVAL = 50  # steps between two looks at a GPU, for which the host has to wait
@@ -52,7 +51,7 @@ class _Watch:
         self._steps = 0
         # Factor of the last step, by the first parameter of a bucket.
         self._before: weakref.WeakKeyDictionary[Delivered, float] = weakref.WeakKeyDictionary()
-        self._known: weakref.WeakKeyDictionary[GradientExchange, tuple[object, _Buckets]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[GradientExchange, tuple[object, Buckets]] = weakref.WeakKeyDictionary()
         self._warned = False
 
     @eager
@@ -76,12 +75,12 @@ class _Watch:
                         rounding = _ROUNDING.get(p.element_size(), 1e-3)
                         self._compare(delivered, factor * _scale(optimizer), rounding, exchange.scaled)
 
-    def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> _Buckets:
+    def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
         selected = exchange.selected
         if exchange not in self._known or self._known[exchange][0] is not selected:
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            self._known[exchange] = selected, by_bucket({p: selected[p] for p in parameters if p in selected})
+            own = {p: selected[p] for p in parameters_in(optimizer) if p in selected}
+            self._known[exchange] = selected, by_bucket(own)
         return self._known[exchange][1]
 
     def _compare(self, delivered: Delivered, factor: float, rounding: float, scaled: bool) -> None:
@@ -104,28 +103,6 @@ class _Watch:
                 factor,
                 before,
             )
-
-
-def by_bucket(selected: Mapping[torch.Tensor, Delivered]) -> _Buckets:
-    """Return parameters by the numbers of their buckets."""
-    buckets: _Buckets = {}
-    for p, delivered in selected.items():
-        buckets.setdefault(delivered.number, {})[p] = delivered
-    return buckets
-
-
-def factor_of(bucket: Mapping[torch.Tensor, Delivered], unit: float) -> float | None:
-    """Return what an entry of a bucket was multiplied by after the exchange, in a unit of the sum that was delivered.
-
-    None if that is not known.
-    """
-
-    def gradient_of(key: str) -> torch.Tensor | None:
-        gradient = next((p.grad for p, delivered in bucket.items() if delivered.key == key), None)
-        return None if gradient is None or gradient.is_sparse else shard_of(gradient)
-
-    ratio = next(iter(bucket.values())).ratio(gradient_of)
-    return ratio / unit if ratio is not None and unit and 0 < ratio / unit < math.inf else None
 
 
 def _scale(optimizer: torch.optim.Optimizer) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,18 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # As torch.compiler.disable, for hooks that exchange or read gradients and are called inside of compiled functions. It
 # imports the compiler with the first call instead of with this package.
 eager: Callable[[_Function], _Function] = getattr(torch, "_disable_dynamo")  # noqa: B009 - not public
+
+
+def weak_hook(method: Callable[..., None], *first: Any) -> Callable[..., None]:
+    """Return a hook that calls a method while its object exists: garbage collection does not see what hooks hold."""
+    reference = weakref.WeakMethod(method)
+
+    @eager
+    def hook(*args: Any) -> None:
+        if alive := reference():
+            alive(*first, *args)
+
+    return hook
 
 
 def in_compiled_backward() -> bool:

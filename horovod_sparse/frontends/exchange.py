@@ -17,8 +17,8 @@ from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.momentum import apply_momentum, buffers_of, load_buffers
-from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
+from horovod_sparse.frontends.momentum import buffers_of, load_buffers, register_momentum_hooks
+from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of, parameters_in
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
@@ -41,13 +41,14 @@ class GradientExchange(Exchange):
         factor: Factor on the totals; 1/P averages.
         stall: Limits of the wait for a bucket.
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
-        between_steps: Returns whether no exchange is in progress; may end one that is complete.
+        without_exchange: How a script computes gradients without an exchange, for messages.
+        no_exchange_in_progress: Returns whether no exchange is in progress; may end one that is complete.
         settings: Other arguments of ``Exchange``.
 
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         selected: What was delivered of each parameter whose gradient is selected from.
-        between_steps: The argument.
+        no_exchange_in_progress: The argument.
     """
 
     def __init__(
@@ -59,23 +60,26 @@ class GradientExchange(Exchange):
         stall: Limits,
         *,
         residual_unit: str | None = None,
-        between_steps: Callable[[], bool],
+        without_exchange: str = "",
+        no_exchange_in_progress: Callable[[], bool],
         **settings: Any,
     ) -> None:
         super().__init__(sparse, transport, factor, stall, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.selected: Mapping[torch.Tensor, Delivered] = {}
-        self.between_steps = between_steps
+        self.no_exchange_in_progress = no_exchange_in_progress
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
-        self.worker.confirmed = bool(optimizers)
+        self.worker.without_exchange, self.worker.needs_confirmation = without_exchange, bool(optimizers)
+        # Hooks around a step run in this order: confirmation of the exchange, a look at gradients as the script left
+        # them, changes of them for the momentum. ``SparseState`` registers its own in the same order.
         follow_optimizers(optimizers, self)
         for optimizer in optimizers:
             warn_of_clipping(optimizer, self)
-            apply_momentum(optimizer, sparse, self)
+            register_momentum_hooks(optimizer, sparse, self)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -86,25 +90,25 @@ class GradientExchange(Exchange):
     def place(
         self,
         named: Mapping[str, torch.Tensor],
-        together: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
-        before: Sequence[Member] = (),
+        user_groups: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
+        first_in_forward: Sequence[Member] = (),
     ) -> None:
         """Create buckets for the gradients of parameters; a collective call.
 
         Args:
             named: The parameters by their keys, in the order of the forward pass, of which rank 0's counts.
-            together: Returns the number of the user's group for the id of each parameter that is in one.
-            before: Other gradients, which come before them.
+            user_groups: Returns the number of the user's group for the id of each parameter that is in one.
+            first_in_forward: Other gradients, which come first in that order, and so last in the exchange.
         """
         in_order = {key: named[key] for key in self.order(list(named))}
-        group_of, together_with = group_numbers(self.optimizers), together(list(in_order.values()))
+        group_of, user_group = group_numbers(self.optimizers), user_groups(list(in_order.values()))
         least = self.compression.dense_below
         members = [
-            Member.of(key, p, group_of.get(p, -1), together_with.get(id(p)), least, shard_of(p))
+            Member.of(key, p, group_of.get(p, -1), user_group.get(id(p)), least, shard_of(p))
             for key, p in in_order.items()
             if shard_of(p).numel()
         ]
-        self.add([*before, *members])
+        self.add([*first_in_forward, *members])
         self.names |= {p: key for key, p in in_order.items()}
         self.selected = {p: self.delivered[key] for p, key in self.names.items() if key in self.delivered}
 
@@ -146,10 +150,10 @@ class GradientExchange(Exchange):
             )
         return optimizer, optimizer.param_groups[index]
 
-    def settle(self) -> None:
+    def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but skipped."""
-        if self.between_steps():
-            self.worker.settle()
+        if self.no_exchange_in_progress():
+            self.worker.undo_unapplied()
 
     def require_groups(self) -> None:
         """Raise RuntimeError if a parameter was moved into another param group, whose rate its residual cannot follow.
@@ -172,9 +176,9 @@ class GradientExchange(Exchange):
     def discard(self) -> None:
         """Undo the last exchange, which no optimizer has applied, and clear the gradients."""
         if self.ranks > 1:
-            self.worker.resume([])
+            self.worker.drop_unapplied()
         for optimizer in self.optimizers:
-            for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for p in parameters_in(optimizer):
                 p.grad = None
 
     def note_load(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known
+from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known, parameters_in
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
@@ -24,7 +24,9 @@ _LOG = logging.getLogger("horovod_sparse")
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.WeakKeyDictionary()
 
 
-def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None) -> None:
+def register_momentum_hooks(
+    optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None
+) -> None:
     """Register the step hooks that momentum before the selection needs.
 
     If the momentum is the optimizer's, the optimizer gets effective gradients (see ``Handover``) and keeps applying it.
@@ -59,21 +61,20 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: G
         _applied[optimizer].exchanges.add(exchange)
 
 
-def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
-
-
 def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
     """Return the hooks of the optimizers of an exchange that have some."""
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if known is not None}
+    return {optimizer: _applied[optimizer] for optimizer in exchange.optimizers if optimizer in _applied}
 
 
-def follow_step(exchange: GradientExchange) -> None:
-    """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
+def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
+    hooks = hooks_of(exchange).items()
+    return {optimizer: known for optimizer, known in hooks if isinstance(known, OptimizersMomentum)}
+
+
+def take_part_in_step(exchange: GradientExchange) -> None:
+    """Take part in a step of the other ranks that this rank's optimizers do not take; a collective call."""
     for optimizer, known in _optimizers_of(exchange).items():
-        known.follow(optimizer)
+        known.take_part(optimizer)
 
 
 def buffers_of(exchange: GradientExchange) -> dict[str, torch.Tensor]:
@@ -87,8 +88,8 @@ def load_buffers(exchange: GradientExchange, buffers: Mapping[str, torch.Tensor]
     """Load momentum buffers by the keys of the gradients; they may be flat."""
     given = {p: buffers[part.key] for p, part in exchange.selected.items() if part.key in buffers}
     for optimizer, known in _optimizers_of(exchange).items():
-        own = {p for group in optimizer.param_groups for p in group["params"]}
-        known.load(optimizer, {p: buffer for p, buffer in given.items() if p in own})
+        own = [p for p in parameters_in(optimizer) if p in given]
+        known.load(optimizer, {p: given[p] for p in own})
 
 
 def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:

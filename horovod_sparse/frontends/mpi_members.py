@@ -49,7 +49,7 @@ def _of_process_set(process_set: Any) -> MPITransport | None:
     import horovod.torch as hvd
 
     _require_mpi(hvd)
-    _follow(hvd)
+    _wrap(hvd)
     if process_set.process_set_id is None:
         raise ValueError(f"rank {hvd.rank()}: {process_set} is not registered: pass it to hvd.add_process_set() first")
     if not process_set.included():
@@ -101,7 +101,7 @@ def _private_world() -> MPITransport:
     return process.world
 
 
-def _follow(hvd: Any) -> None:
+def _wrap(hvd: Any) -> None:
     """Wrap two Horovod functions: leave the job before Horovod shuts down, and register waits in Horovod operations."""
 
     def closing(shut_down: Callable[[], Any]) -> Callable[[], Any]:

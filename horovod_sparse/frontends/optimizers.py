@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,22 @@ MUON: Any = getattr(torch.optim, "Muon", None)  # since torch 2.9
 _TORCH = str(Path(torch.__file__).parent)
 _MOMENTUM = (SGD, MUON, Adam, AdamW)
 _classes: weakref.WeakKeyDictionary[Optimizer, type[Optimizer] | None] = weakref.WeakKeyDictionary()
+
+
+def parameters_in(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """Iterate over the parameters of an optimizer, in the order of its param groups."""
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Return whether a GradScaler has found an overflow and left it to the optimizer's step to do nothing."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item())
+
+
+def is_gathered(optimizer: Optimizer, gradient: torch.Tensor | None) -> bool:
+    """Return whether a gradient is a sparse tensor (embeddings) that the front end does not exchange as a dense one."""
+    return gradient is not None and gradient.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
 
 
 def torch_class(optimizer: Optimizer) -> type[Optimizer] | None:

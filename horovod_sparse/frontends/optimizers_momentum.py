@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from horovod_sparse.engine.delivered import Delivered
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
+from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_gathered, is_known, parameters_in
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.rules import Mode
+
+if TYPE_CHECKING:
+    from horovod_sparse.frontends.exchange import GradientExchange
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -37,14 +41,14 @@ class OptimizersMomentum(StepHooks):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._name = buffer_name(optimizer)
-        self._kept: dict[torch.Tensor, torch.Tensor] = {}  # buffers to be put back
+        self._hidden: dict[torch.Tensor, torch.Tensor] = {}  # buffers that state_dict() has replaced, to be put back
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
         self._warned = False
         self._applied: _Selected = {}  # gradients that the step in progress applies
         # Buffers after the last step, with their versions, until the next backward pass.
-        self._seen: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
+        self._after_step: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
             optimizer.register_load_state_dict_post_hook(self._replace)
@@ -64,38 +68,39 @@ class OptimizersMomentum(StepHooks):
                 self._enter_first_moments(optimizer, group, selected)
         self._applied = applied
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that the step was applied."""
         super().after(optimizer)
         for p, delivered in self._applied.items():
             delivered.commit()
-            self._see(optimizer, p)
+            self._note_buffer(optimizer, p)
         self._applied = {}
 
-    def _see(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+    def _note_buffer(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
         buffer = self._buffer(optimizer, p)
         if buffer is not None:
-            self._seen[p] = buffer, version_of(buffer)
+            self._after_step[p] = buffer, version_of(buffer)
 
-    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_changes(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
         changed = {
             p: self._buffer(optimizer, p)
-            for p, (buffer, version) in self._seen.items()
+            for p, (buffer, version) in self._after_step.items()
             if self._buffer(optimizer, p) is not buffer or version_of(buffer) != version
         }
         if changed:
-            same = {p for p, buffer in changed.items() if buffer is self._seen[p][0]}
+            same = {p for p, buffer in changed.items() if buffer is self._after_step[p][0]}
             filled = {p for p, buffer in changed.items() if buffer is not None and bool(shard_of(buffer).any())}
             moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
             places = self._selected(optimizer)
             for p, buffer in changed.items():
                 if p in places and p not in filled and (buffer is None or p in same or not moved):
-                    self._kept.pop(p, None)
+                    self._hidden.pop(p, None)
                     places[p].drop_momentum()
                 elif p in places and p in filled and p in same and not places[p].handover.mode.plain:
                     self._warn_of_change(optimizer)
-        self._seen.clear()
+        self._after_step.clear()
 
     def _warn_of_change(self, optimizer: torch.optim.Optimizer) -> None:
         """Report once that a script has changed buffers in place."""
@@ -108,35 +113,37 @@ class OptimizersMomentum(StepHooks):
             )
         self._warned = True
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_part(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
         for delivered in self._put_back(optimizer).values():
             delivered.commit()
 
     def _put_back(self, optimizer: torch.optim.Optimizer) -> _Selected:
-        """Put back buffers that were replaced to be shown; average those that have been loaded on any rank.
+        """Put back the hidden buffers, and the means of those that were replaced on any rank.
 
-        A collective call after an exchange.
+        A collective call after an exchange. Returns what was delivered of each parameter.
         """
         places = self._selected(optimizer)
         replaced = {p for p, delivered in places.items() if delivered.replaced}
-        self._put(optimizer, {p: buffer for p, buffer in self._kept.items() if p not in replaced})
-        self._kept.clear()
+        self._put(optimizer, {p: buffer for p, buffer in self._hidden.items() if p not in replaced})
+        self._hidden.clear()
         self._loaded.clear()
         for exchange in self.exchanges:
-            own = {p: delivered for p, delivered in exchange.selected.items() if p in replaced}
-            in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
-            sizes = [own[p].size for p in in_order]
-            buffers = [self._buffer(optimizer, p) for p in in_order]
-            flat = [
-                torch.zeros(size, dtype=torch.float64, device="cpu") if one is None else shard_of(one).flatten()
-                for size, one in zip(sizes, buffers, strict=True)
-            ]
-            if flat:
-                means = exchange.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
-                for p, mean in zip(in_order, torch.split(means, sizes), strict=True):
-                    self._put(optimizer, {p: _like(p, mean)})
+            self._average(optimizer, exchange, {p: one for p, one in exchange.selected.items() if p in replaced})
         return places
+
+    def _average(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange, selected: _Selected) -> None:
+        in_order = sorted(selected, key=lambda p: selected[p].key)  # the same on every rank
+        sizes = [selected[p].size for p in in_order]
+        buffers = [self._buffer(optimizer, p) for p in in_order]
+        flat = [
+            torch.zeros(size, dtype=torch.float64, device="cpu") if one is None else shard_of(one).flatten()
+            for size, one in zip(sizes, buffers, strict=True)
+        ]
+        if flat:
+            means = exchange.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
+            parts = zip(in_order, torch.split(means, sizes), strict=True)
+            self._put(optimizer, {p: _like(p, mean) for p, mean in parts})
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         for group, settings in self._changed:
@@ -159,8 +166,7 @@ class OptimizersMomentum(StepHooks):
         velocities: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for p in group["params"]:
-            gathered = p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
-            delivered = selected[p] if p in selected and not gathered else None
+            delivered = selected[p] if p in selected and not is_gathered(optimizer, p.grad) else None
             plain = delivered is None or delivered.handover.next_mode.plain
             (others if plain else velocities).append(p)
             buffer = self._buffer(optimizer, p)
@@ -224,34 +230,34 @@ class OptimizersMomentum(StepHooks):
         self._restore(optimizer)  # in case the last step failed
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for exchange in self.exchanges:
-            if not exchange.between_steps():
+            if not exchange.no_exchange_in_progress():
                 raise RuntimeError(
                     f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"
                 )
             for p, group in groups.items():
                 delivered, buffer = exchange.selected.get(p), self._buffer(optimizer, p)
-                if delivered is None or delivered.handover.mode.plain or p in self._kept:
+                if delivered is None or delivered.handover.mode.plain or p in self._hidden:
                     continue
                 if buffer is None or buffer.is_sparse:
                     continue
-                self._kept[p] = buffer
+                self._hidden[p] = buffer
                 optimizer.state[p][self._name] = shown = buffer.clone()
                 shard = shard_of(shown)
                 owed = delivered.owed(exchange.ranks) * delivered.unit
                 shard.add_(owed.view(shard.shape).to(shard), alpha=_sign(group))
                 if "betas" in group:
                     _limit(shard, optimizer.state[p], group)
-                if p in self._seen:
-                    self._see(optimizer, p)
+                if p in self._after_step:
+                    self._note_buffer(optimizer, p)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
-        self._kept.clear()
-        self._seen.clear()
+        self._hidden.clear()
+        self._after_step.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
-            exchange.settle()
+            exchange.undo_unapplied()
         for delivered in self._selected(optimizer).values():
             delivered.replace_momentum()
 
@@ -259,7 +265,7 @@ class OptimizersMomentum(StepHooks):
         """Return the buffers that belong to the state of the exchange."""
         found = {}
         for p in self._selected(optimizer):
-            buffer = self._kept.get(p, self._buffer(optimizer, p))
+            buffer = self._hidden.get(p, self._buffer(optimizer, p))
             if buffer is not None and not buffer.is_sparse:
                 found[p] = shard_of(buffer)
         return found
@@ -267,8 +273,8 @@ class OptimizersMomentum(StepHooks):
     def load(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
         for p, buffer in buffers.items():
-            self._kept.pop(p, None)
-            self._seen.pop(p, None)
+            self._hidden.pop(p, None)
+            self._after_step.pop(p, None)
             self._loaded[p] = _like(p, buffer)
         self._put(optimizer, self._loaded)
 
@@ -283,7 +289,7 @@ class OptimizersMomentum(StepHooks):
 
     def _selected(self, optimizer: torch.optim.Optimizer) -> _Selected:
         places = {p: delivered for exchange in self.exchanges for p, delivered in exchange.selected.items()}
-        return {p: places[p] for group in optimizer.param_groups for p in group["params"] if p in places}
+        return {p: places[p] for p in parameters_in(optimizer) if p in places}
 
 
 def _sign(group: Mapping[str, Any]) -> int:

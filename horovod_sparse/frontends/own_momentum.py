@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from horovod_sparse.frontends.eager import eager
-from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, torch_class
+from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, is_gathered, torch_class
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Momentum
 
@@ -52,10 +52,7 @@ class OwnMomentum(StepHooks):
 
     def _selected(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> bool:
         """Return whether a gradient is selected from; otherwise it is sent dense."""
-        # Horovod gathers sparse gradients (embeddings), unless they were converted to dense ones.
-        if p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False):
-            return False
-        return any(p in exchange.selected for exchange in self.exchanges)
+        return not is_gathered(optimizer, p.grad) and any(p in exchange.selected for exchange in self.exchanges)
 
     def _add(
         self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, dense: bool

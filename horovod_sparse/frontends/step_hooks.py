@@ -17,6 +17,7 @@ from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.step import State
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.optimizers import overflowed, parameters_in
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ _LOG = logging.getLogger("horovod_sparse")
 # The optimizers that each exchange was given.
 _followed: weakref.WeakKeyDictionary[GradientExchange, weakref.WeakSet[torch.optim.Optimizer]]
 _followed = weakref.WeakKeyDictionary()
+# Exchanges that follow an optimizer, each with what its results are: see ``Worker.confirm``.
+_of_optimizer: weakref.WeakKeyDictionary[
+    torch.optim.Optimizer, weakref.WeakKeyDictionary[GradientExchange, Callable[[int], bool]]
+]
+_of_optimizer = weakref.WeakKeyDictionary()
 # Class of an optimizer that an exchange was not given, but that has applied its last result.
 _unknown: weakref.WeakKeyDictionary[GradientExchange, str] = weakref.WeakKeyDictionary()
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
@@ -59,8 +65,8 @@ class StepHooks(ABC):
     options: Any
     _reported = False  # that optimizers are clipped separately
     # A gradient of the last step, with its version.
-    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = None
-    _twice = False  # whether a backward pass has added to gradients that hold momentum of the last step
+    _last_gradient: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = None
+    _added_to_momentum = False  # whether a backward pass has added to gradients that hold momentum of the last step
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -85,32 +91,34 @@ class StepHooks(ABC):
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
         gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
-        self._used = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
+        self._last_gradient = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
         places = [exchange.selected for exchange in self.exchanges]
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
+        for p in parameters_in(optimizer):
             for delivered in (selected[p] for selected in places if p in selected):
-                if self.options.own is not None or delivered.sent is not None:
+                if self.options.own is not None or delivered.sample is not None:
                     yield p
 
     @property
-    def left(self) -> bool:
+    def may_hold_momentum(self) -> bool:
         """True if gradients may hold momentum of the last step; cheap."""
-        return self._twice or (self._used is not None and version_of(self._used[0]()) == self._used[1])
+        return self._added_to_momentum or (
+            self._last_gradient is not None and version_of(self._last_gradient[0]()) == self._last_gradient[1]
+        )
 
-    def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
         gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None and p.requires_grad]
-        used = self._used[0]() if self._used is not None else None
-        kept = self._twice or any(one is used for one in gradients)
+        last = self._last_gradient[0]() if self._last_gradient is not None else None
+        kept = self._added_to_momentum or any(one is last for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.
-        self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
-        self._used = None
+        self._added_to_momentum = kept and any(bool(shard_of(one).any()) for one in gradients)
+        self._last_gradient = None
 
-    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
+    def note_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note changes of the optimizer's state by the script; called before a backward pass changes gradients."""
         del optimizer
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
@@ -119,18 +127,18 @@ class StepHooks(ABC):
 
     @torch.no_grad()
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
-        if overflow is not None and overflow.item():
+        if overflowed(optimizer):
             return
-        if self.left:  # no backward pass has begun since the last step
-            self.begin_backward(optimizer)
-        if self._twice:
+        scale = getattr(optimizer, "grad_scale", None)
+        if self.may_hold_momentum:  # no backward pass has begun since the last step
+            self.note_backward(optimizer)
+        if self._added_to_momentum:
             raise RuntimeError(
                 f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
                 "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "
                 "or use a compression without momentum, such as memory='residual'"
             )
-        given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        given = [p.grad for p in parameters_in(optimizer) if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
@@ -187,7 +195,8 @@ def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: Gra
     _followed[exchange] = weakref.WeakSet(optimizers)
     _follow_unknown()
     for place, optimizer in enumerate(optimizers):
-        _follow(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
+        prepare_to_follow(optimizer)
+        _of_optimizer[optimizer][exchange] = functools.partial(_is_of, place, len(optimizers))
 
 
 @functools.cache
@@ -196,13 +205,12 @@ def _follow_unknown() -> None:
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for exchange, own in list(_followed.items()):
-            theirs = (p for group in optimizer.param_groups for p in group["params"])
-            if optimizer in own or not any(p in exchange.names for p in theirs):
+            if optimizer in own or not any(p in exchange.names for p in parameters_in(optimizer)):
                 continue
             if own:
-                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
+                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.step.unapplied else {})
             else:
-                exchange.worker.confirmed = True
+                exchange.worker.needs_confirmation = True
                 exchange.worker.confirm()
 
     register_optimizer_step_post_hook(stepped)
@@ -222,20 +230,25 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
     return group < 0 or group % optimizers == place
 
 
-def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool]) -> None:
-    reference = weakref.ref(exchange)
+def prepare_to_follow(optimizer: torch.optim.Optimizer) -> None:
+    """Register the hooks of an optimizer that exchanges follow, once.
+
+    A front end whose exchange is created in the first backward pass calls this before: that pass may be part of a
+    closure, and torch calls a hook of a step only if it was registered before the step.
+    """
+    if optimizer in _of_optimizer:
+        return
+    exchanges = _of_optimizer[optimizer] = weakref.WeakKeyDictionary()
 
     def confirm(optimizer: torch.optim.Optimizer) -> None:
-        overflow, alive = getattr(optimizer, "found_inf", None), reference()
-        # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
-        if alive is not None and not (overflow is not None and overflow.item()):
-            alive.worker.confirm(applied)
-            _unknown.pop(alive, None)
+        if not overflowed(optimizer):  # a GradScaler always calls step() with fused=True
+            for exchange, applied in exchanges.items():
+                exchange.worker.confirm(applied)
+                _unknown.pop(exchange, None)
 
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        alive = reference()
-        if alive is not None and alive.worker.step.state is State.COLLECTING:
+        if any(exchange.worker.step.state is State.COLLECTING for exchange in exchanges):
             raise RuntimeError(
                 f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
                 "averaged by its end: step after backward() instead of in a hook of a parameter"
@@ -244,12 +257,12 @@ def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applie
         return with_closure(args, kwargs, functools.partial(confirm, optimizer))
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        alive = reference()
         # Numbered as in state_dict(), which would call the user's hooks.
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        own = {number: optimizer.state[p] for number, p in enumerate(parameters) if p in optimizer.state}
-        if alive is not None and not _equal(state["state"], own):
-            alive.note_load()
+        parameters = enumerate(parameters_in(optimizer))
+        own = {number: optimizer.state[p] for number, p in parameters if p in optimizer.state}
+        if not _equal(state["state"], own):
+            for exchange in exchanges:
+                exchange.note_load()
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))

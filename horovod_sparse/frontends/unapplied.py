@@ -13,10 +13,10 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
 from horovod_sparse.engine.delivered import Delivered
-from horovod_sparse.frontends.clipping import by_bucket, factor_of
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import hooks_of
+from horovod_sparse.frontends.scaling import by_bucket, factor_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 
@@ -30,26 +30,28 @@ def begin_backward(exchange: GradientExchange) -> None:
     """
     hooks_by_optimizer = hooks_of(exchange)
     for optimizer, hooks in hooks_by_optimizer.items():
-        hooks.follow_changes(optimizer)
-    left = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.left}
-    unapplied = exchange.worker.unapplied()
-    if not (left or unapplied) or _returns_gradients(exchange.selected):
+        hooks.note_changes(optimizer)
+    holding = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.may_hold_momentum}
+    unapplied = exchange.worker.unapplied_buckets()
+    if not (holding or unapplied) or _returns_gradients(exchange.selected):
         return
-    for optimizer, hooks in left.items():
-        hooks.begin_backward(optimizer)
+    for optimizer, hooks in holding.items():
+        hooks.note_backward(optimizer)
     if not unapplied:
         return
     require_known(exchange)
     buckets = by_bucket(exchange.selected)
-    kept = [number for number in unapplied if number in buckets and _kept(buckets[number], exchange.factor)]
+    known = [number for number in unapplied if number in buckets]
+    kept = [number for number in known if _require_kept_or_cleared(buckets[number], exchange.factor)]
     momentum = exchange.compression.momentum
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
             f"rank {job().rank}: gradients are added to exchanged ones before a step of the optimizer, which a "
-            "compression with momentum of its own does not support: accumulate gradients without an exchange (inside "
-            "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
+            "compression with momentum of its own does not support: accumulate gradients without an exchange "
+            f"({exchange.worker.without_exchange}), or set momentum=None in the compression"
         )
-    exchange.worker.resume(kept)
+    exchange.worker.keep(kept)
+    exchange.worker.drop_unapplied()
 
 
 def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:
@@ -67,12 +69,12 @@ def _is_captured(accumulation: Node) -> bool:
     return False
 
 
-def _kept(parameters: Mapping[torch.Tensor, Delivered], factor: float) -> bool:
-    """Return whether the gradients of a bucket hold the result of the last exchange, and not zeros or nothing."""
+def _require_kept_or_cleared(parameters: Mapping[torch.Tensor, Delivered], factor: float) -> bool:
+    """Return whether a bucket's gradients hold the last result; raise RuntimeError if only some were cleared."""
     gradients, delivered = [p.grad for p in parameters], next(iter(parameters.values()))
     if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
-        sent = delivered.sent  # if these are zeros, they look like cleared gradients
-        return None not in gradients and sent is not None and not sent.values.any()
+        sample = delivered.sample  # if these are zeros, they look like cleared gradients
+        return None not in gradients and sample is not None and not sample.values.any()
     scale = factor_of(parameters, factor)
     if None in gradients or (scale is not None and abs(scale - 1) > 1e-2):
         raise RuntimeError(

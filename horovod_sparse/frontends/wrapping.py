@@ -24,6 +24,13 @@ class _Kept:
     def __init__(self, params: Any) -> None:
         """Do nothing: ``wrapped`` has taken all attributes over."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Raise TypeError: a copy would exchange the same parameters again."""
+        raise TypeError(
+            "a wrapped optimizer cannot be copied, as it exchanges with the other ranks: copy optimizer.state_dict(), "
+            "or copy the plain optimizer before it is wrapped"
+        )
+
 
 def functions_of(*classes: type) -> dict[str, Any]:
     """Return the attributes that classes define, for a class that is built at run time; later classes override."""

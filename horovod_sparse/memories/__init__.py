@@ -44,7 +44,7 @@ class Memory(Stateful, Protocol):
         Args:
             accumulator: Accumulator from ``open``, after the sparsifier took ``vector`` out of it.
             vector: Entries that were sent.
-            returned: Part of ``vector`` that no rank applies; it goes back into this memory.
+            returned: What goes back into this memory, as in ``Reduced``.
         """
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A rule takes its ``BucketContext`` when it is built and the ``Step`` when it is called. Its options are declared with
 ``RuleOptions``, ``integer``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``.
-A collective returns an ``Exchange``.
+A collective returns a ``Reduced``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horovod_sparse.kernels import copied, kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
 from horovod_sparse.rules.modes import Mode
 from horovod_sparse.rules.options import RuleOptions, flag, integer, number, one_of
-from horovod_sparse.vector import Exchange, SparseVector
+from horovod_sparse.vector import Reduced, SparseVector
 
 __all__ = [
     "ANYWHERE",
@@ -27,9 +27,9 @@ __all__ = [
     "BucketContext",
     "Conditions",
     "Consensus",
-    "Exchange",
     "Mode",
     "Momentum",
+    "Reduced",
     "RuleOptions",
     "SparseVector",
     "Stateful",

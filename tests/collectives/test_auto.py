@@ -100,9 +100,9 @@ def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network)
     for step in range(8):
         vector = own_vector(Case(5000, "same indices", seed=step), transport)
         collective.choice = "oktopk" if step % 2 else "topkdsa"
-        exchange = collective.allreduce(vector, 50)
+        reduced = collective.allreduce(vector, 50)
         expected = (alone if step % 2 else other).allreduce(vector, 50)
-        assert digest_of(exchange.total, exchange.returned) == digest_of(expected.total, expected.returned)
+        assert digest_of(reduced.total, reduced.returned) == digest_of(expected.total, expected.returned)
     assert collective.traffic.bytes_sent == alone.traffic.bytes_sent + other.traffic.bytes_sent
 
 
@@ -121,8 +121,8 @@ def test_nodes_of_several_ranks_are_measured_and_may_sum_first(transport, monkey
         assert same_bits(transport, np.array([link.alpha, link.beta, node.link.alpha, node.link.beta]))
         assert node.ranks == node_ranks
         collective.choice, before = "hierarchical", collective.traffic.bytes_sent
-        exchange, expected = collective.allreduce(vector, 50), alone.allreduce(vector, 50)
-        assert digest_of(exchange.total, exchange.returned) == digest_of(expected.total, expected.returned)
+        reduced, expected = collective.allreduce(vector, 50), alone.allreduce(vector, 50)
+        assert digest_of(reduced.total, reduced.returned) == digest_of(expected.total, expected.returned)
         assert collective.traffic.bytes_sent - before == alone.traffic.bytes_sent
 
 

@@ -20,10 +20,10 @@ def test_total_and_returned_sum_to_the_input_exactly_at_any_magnitude(transport,
     values = (generator.standard_normal(size) * np.exp(generator.uniform(-40, 80, size))).astype(dtype)
     values[np.arange(size) % ranks != rank] = 0  # each is one rank's number, so that sums are exact
     vector = SparseVector(np.arange(size, dtype=np.int32), values, size, shared=True)
-    exchange = make(transport, name, dtype, **settings, wire=wire).allreduce(vector, size // 5)
-    came_back = sum(transport.allgather_object(dense(exchange.returned)))
+    reduced = make(transport, name, dtype, **settings, wire=wire).allreduce(vector, size // 5)
+    came_back = sum(transport.allgather_object(dense(reduced.returned)))
     assert everywhere(
-        transport, np.array_equal(came_back + dense(exchange.total), sum(transport.allgather_object(values)))
+        transport, np.array_equal(came_back + dense(reduced.total), sum(transport.allgather_object(values)))
     )
 
 

@@ -26,11 +26,11 @@ def test_a_contribution_dropped_by_a_merge_is_returned_even_if_its_index_survive
     """The last rank's entry at 7 survives; others' smaller ones at 7 are dropped by merges before they meet it."""
     ranks, last = transport.size, transport.size - 1
     mine = sparse([7], [64]) if transport.rank == last else sparse([7, 8, 9], [1, 8, 8])
-    exchange = make(transport, "gtopk").allreduce(mine, 2)
-    came_back = summed(transport, dense(exchange.returned))
-    assert everywhere(transport, np.array_equal(dense(exchange.total) + came_back, summed(transport, dense(mine))))
+    reduced = make(transport, "gtopk").allreduce(mine, 2)
+    came_back = summed(transport, dense(reduced.returned))
+    assert everywhere(transport, np.array_equal(dense(reduced.total) + came_back, summed(transport, dense(mine))))
     if ranks >= 3:
-        assert everywhere(transport, came_back[7] > 0 and 7 in exchange.total.indices)
+        assert everywhere(transport, came_back[7] > 0 and 7 in reduced.total.indices)
 
 
 def test_sends_4k_log_p_words_at_most(transport):

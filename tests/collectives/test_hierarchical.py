@@ -21,16 +21,16 @@ def test_on_one_node_only_the_inner_collective_runs(transport):
 
 
 def test_ranks_with_shared_memory_form_a_node(transport):
-    exchange = check_exchange(
+    reduced = check_exchange(
         transport, make(transport, "hierarchical", inner="gtopk"), Case(1000, "random", share=0.01)
     )
-    assert len(exchange.total) <= 10
+    assert len(reduced.total) <= 10
 
 
 def test_entries_dropped_by_a_node_are_returned_to_its_first_rank(transport):
     collective = make(transport, "hierarchical", inner="topka", outer="gtopk", node_ranks=2)
-    exchange = check_exchange(transport, collective, Case(1000, "disjoint", share=0.01))
-    assert transport.rank % 2 == 0 or len(exchange.returned) == 0
+    reduced = check_exchange(transport, collective, Case(1000, "disjoint", share=0.01))
+    assert transport.rank % 2 == 0 or len(reduced.returned) == 0
 
 
 @pytest.mark.parametrize("node_ranks", [1, 2])
@@ -38,11 +38,11 @@ def test_the_error_of_the_last_rounding_is_returned_to_the_first_rank(transport,
     """All first ranks round the same total; here its values are sums that bfloat16 does not hold."""
     collective = make(transport, "hierarchical", inner="gtopk", outer="topka", node_ranks=node_ranks, wire="bfloat16")
     vector = SparseVector(np.arange(50, dtype=np.int32), np.full(50, 256 if transport.rank else 1, np.float32), 50)
-    exchange = collective.allreduce(vector, 50)
-    came_back = dense(exchange.returned)
+    reduced = collective.allreduce(vector, 50)
+    came_back = dense(reduced.returned)
     assert everywhere(transport, not came_back.any() or transport.rank == 0)
     everything = 256 * (transport.size - 1) + 1
-    assert everywhere(transport, bool((dense(exchange.total) + summed(transport, came_back) == everything).all()))
+    assert everywhere(transport, bool((dense(reduced.total) + summed(transport, came_back) == everything).all()))
 
 
 def test_only_first_ranks_send_across_nodes(transport):

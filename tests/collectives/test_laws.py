@@ -60,7 +60,7 @@ def results(transport, name, settings, steps, way):
     with through(way, transport.rank) as put:
         collective = make(transport, name, steps[0].dtype, put, **settings)
         exchanges = [check_exchange(transport, collective, case, put) for case in steps if fits(name, case)]
-    return [digest_of(exchange.total, exchange.returned) for exchange in exchanges]
+    return [digest_of(reduced.total, reduced.returned) for reduced in exchanges]
 
 
 # The emulated device is slow: one example in four, on one of its ways.
@@ -100,9 +100,9 @@ def test_fewer_elements_than_ranks_and_empty_or_full_selections(transport, name,
 @pytest.mark.parametrize("rule", ["dense", "topka", "topkdsa"])
 def test_collectives_without_a_limit_return_nothing(transport, rule, size):
     for pattern in ("everything", "disjoint", "random", "some empty"):
-        exchange = check_exchange(transport, make(transport, rule), Case(size, pattern, seed=3, share=1e-9))
-        assert len(exchange.returned) == 0
-        assert exchange.total.indices is None or rule != "dense"
+        reduced = check_exchange(transport, make(transport, rule), Case(size, pattern, seed=3, share=1e-9))
+        assert len(reduced.returned) == 0
+        assert reduced.total.indices is None or rule != "dense"
 
 
 @pytest.mark.full
@@ -130,11 +130,11 @@ def test_the_order_of_summation_does_not_depend_on_arrival(transport, name, sett
 def test_vectors_without_indices_are_summed_dense(transport, put, name, settings):
     values = np.random.default_rng(transport.rank).integers(-99, 99, 2500).astype(np.float32) / 8
     vector = SparseVector.full(put(values))
-    exchange = make(transport, name, put=put, **settings).allreduce(vector, 10)
-    assert exchange.total.indices is None
-    assert len(exchange.returned) == 0
-    assert type(exchange.total.values) is type(vector.values)
-    assert everywhere(transport, np.array_equal(to_host(exchange.total.values), summed(transport, values)))
+    reduced = make(transport, name, put=put, **settings).allreduce(vector, 10)
+    assert reduced.total.indices is None
+    assert len(reduced.returned) == 0
+    assert type(reduced.total.values) is type(vector.values)
+    assert everywhere(transport, np.array_equal(to_host(reduced.total.values), summed(transport, values)))
     assert np.array_equal(to_host(vector.values), values)
 
 

@@ -35,18 +35,18 @@ def scaled(vector, factor):
 @examples(15)
 @given(case=cases(most=5000))
 def test_exactly_the_entries_missing_from_the_total_are_returned(transport, case):
-    exchange = check_exchange(transport, make(transport, "oktopk", case.dtype), case)
+    reduced = check_exchange(transport, make(transport, "oktopk", case.dtype), case)
     mine = own_vector(case, transport)
-    missed = ~np.isin(mine.indices, exchange.total.indices)
-    assert everywhere(transport, np.array_equal(exchange.returned.indices, mine.indices[missed]))
-    assert everywhere(transport, np.array_equal(exchange.returned.values, mine.values[missed]))
+    missed = ~np.isin(mine.indices, reduced.total.indices)
+    assert everywhere(transport, np.array_equal(reduced.returned.indices, mine.indices[missed]))
+    assert everywhere(transport, np.array_equal(reduced.returned.values, mine.values[missed]))
 
 
 def test_returned_entries_are_unrounded_in_every_wire_format(transport):
     vector = selection(transport, 0)
-    exchange = make(transport, "oktopk", wire="bfloat16").allreduce(vector, K)
-    missed = ~np.isin(vector.indices, exchange.total.indices)
-    came_back = dense(exchange.returned)[vector.indices[missed]]
+    reduced = make(transport, "oktopk", wire="bfloat16").allreduce(vector, K)
+    missed = ~np.isin(vector.indices, reduced.total.indices)
+    came_back = dense(reduced.returned)[vector.indices[missed]]
     assert everywhere(transport, came_back.tobytes() == vector.values[missed].tobytes())
     assert missed.any() or transport.size == 1
 

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.law
 @pytest.mark.parametrize(("wire", "width"), [(None, 4), ("bfloat16", 2)])
 def test_values_are_sent_in_two_phases_without_indices(transport, wire, width):
     collective, ranks = make(transport, "shared", wire=wire), transport.size
-    exchange = check_exchange(transport, collective, Case(4000 * ranks, "everything"))
-    assert wire or len(exchange.returned) == 0
+    reduced = check_exchange(transport, collective, Case(4000 * ranks, "everything"))
+    assert wire or len(reduced.returned) == 0
     assert everywhere(transport, 0 <= collective.traffic.bytes_sent - 2 * width * 4000 * (ranks - 1) <= 48 * ranks)
 
 

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.law
 @pytest.mark.parametrize(("size", "share"), [(2000, 0.02), (50, 0.1), (3, 0.4)])
 def test_totals_and_what_returns_are_those_of_the_reference(transport, pattern, size, share):
     case = Case(size, pattern, seed=2, share=share)
-    exchange = check_exchange(transport, make(transport, "spardl"), case)
+    reduced = check_exchange(transport, make(transport, "spardl"), case)
     mine = np.zeros(size, np.float32)
     vector = own_vector(case, transport)
     mine[vector.indices] = vector.values
     total, returned = cut_hops(np.array(transport.allgather_object(mine)), case.k)
     found, back = np.zeros((2, size), np.float32)
-    found[exchange.total.indices], back[exchange.returned.indices] = exchange.total.values, exchange.returned.values
+    found[reduced.total.indices], back[reduced.returned.indices] = reduced.total.values, reduced.returned.values
     assert everywhere(transport, np.array_equal(found, total))
     assert everywhere(transport, np.array_equal(back, returned[transport.rank]))
 

@@ -59,7 +59,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
         members = [Member.of(str(i), torch.zeros(shape), group=0) for i, shape in enumerate(SHAPES)]
         settings = Settings(parse(configuration), 1 / transport.size, undoable=True)
         worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)), undoable=True)
-        worker.confirmed = True
+        worker.needs_confirmation = True
         worker.add([Bucket(one, settings, transport) for one in plan(members, bucket_bytes=1 << 20)])
         for step in range(steps):
             generator = torch.Generator().manual_seed(step + 10 * transport.rank)

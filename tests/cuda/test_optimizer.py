@@ -14,7 +14,7 @@ from torch import nn
 
 from horovod_sparse import Compression, DistributedOptimizer
 from horovod_sparse.engine import layout
-from horovod_sparse.frontends import clipping
+from horovod_sparse.frontends import scaling
 from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
@@ -90,10 +90,10 @@ def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any,
     buckets = optimizer._exchange.worker.buckets
     for p in model.parameters():
         p.grad.mul_(0.5)
-    selected = clipping.by_bucket(optimizer._exchange.selected)
+    selected = scaling.by_bucket(optimizer._exchange.selected)
     for bucket in buckets:
         with bucket.device.guarded() if emulated() else nullcontext():
-            factor = clipping.factor_of(selected[bucket.layout.number], bucket.pipeline.gradient_unit)
+            factor = scaling.factor_of(selected[bucket.layout.number], bucket.pipeline.gradient_unit)
         assert everywhere(comm, factor == pytest.approx(0.5))
         if emulated():
             bucket.device.calls.clear()

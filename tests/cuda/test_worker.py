@@ -75,7 +75,7 @@ def start(
     shared = Settings(parse(configuration), 1 / transport.size, undoable)
     buckets = [Bucket(layout, shared, transport) for layout in layouts]
     worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)), undoable)
-    worker.confirmed = undoable
+    worker.needs_confirmation = undoable
     worker.add(buckets)
     return worker
 
@@ -138,7 +138,7 @@ def test_an_overflow_leaves_all_residuals_unchanged(transport: Any, configuratio
         results = step(worker, gradients)
         assert everywhere(transport, not torch.isfinite(results[3]).all())
         assert everywhere(transport, transport.size == 1 or not same(states(worker), before))
-        worker.settle()
+        worker.undo_unapplied()
         assert everywhere(transport, same(states(worker), before))
 
 

@@ -31,7 +31,7 @@ def worker(monkeypatch, log):
     """Two buckets of two gradients."""
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     made = Worker(lambda _: Reading(Conditions(0.1)), undoable=True)
-    made.confirmed = True
+    made.needs_confirmation = True
     made.add(buckets)
     return made
 
@@ -73,9 +73,9 @@ def test_an_unused_parameter_is_not_waited_for(worker, log):
 def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
     norms, (buckets, _) = [], recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     worker = Worker(lambda _: Reading(Conditions(0.1)), undoable=True, factor_for=lambda norm: norms.append(norm) or 1)
-    worker.confirmed = True
+    worker.needs_confirmation = True
     worker.add(buckets)
-    worker.put(worker.bucket_of(KEYS[0]), KEYS[0], torch.full((10,), 7.0), hold=True)
+    worker.put(KEYS[0], torch.full((10,), 7.0), hold=True)
     put(worker, *KEYS[1:])
     worker.collect()
     assert norms == pytest.approx([30**0.5])
@@ -102,14 +102,14 @@ def test_an_unconfirmed_step_is_undone_before_the_next(worker, log):
         worker.finish()
         if confirmed:
             worker.confirm()
-    worker.settle()
+    worker.undo_unapplied()
     steps, undone = [[0, 10], [0, 10]], ["undone", "undone"]
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
 
 
 def test_a_step_is_collected_exchanged_reduced_and_applied_or_skipped(worker):
     found = [worker.step.state]
-    for end in (worker.confirm, worker.settle):
+    for end in (worker.confirm, worker.undo_unapplied):
         for act in (lambda: put(worker, *KEYS[:3]), lambda: put(worker, KEYS[3]), worker.finish, end):
             act()
             found.append(worker.step.state)
@@ -136,8 +136,8 @@ def test_only_exchanged_buckets_are_undone_and_only_once(worker, log):
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
     worker.finish()
-    worker.settle()
-    worker.settle()
+    worker.undo_unapplied()
+    worker.undo_unapplied()
     assert log == [(0, [0, 10], 0.1), (0, "undone")]
 
 

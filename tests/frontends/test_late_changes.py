@@ -6,7 +6,7 @@ import pytest
 import torch
 from front_ends import start
 from laws import everywhere
-from training import loss_of, mlp, settings, sgd
+from training import loss_of, mlp, settings, sgd, train, wrap
 
 import horovod_sparse as hvs
 
@@ -60,3 +60,20 @@ def test_what_the_exchange_of_a_wrapped_optimizer_was_made_for_stays(hvd, comm):
         with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: {name} cannot be changed"):
             setattr(optimizer, name, other)
     assert everywhere(comm, optimizer.op == hvd.Average)
+
+
+@pytest.mark.parametrize("no_pass", [False, True])
+def test_a_parameter_of_a_wrapped_optimizer_cannot_move_into_another_group(hvd, comm, no_pass):
+    """Its residual would follow the rate of the old one."""
+    if comm.Get_size() == 1:
+        return
+    model = mlp()
+    *others, last = model.parameters()
+    groups = [{"params": [*others, last], "lr": 0.1}, {"params": [], "lr": 1.0}]
+    optimizer = wrap(model, SPARSE, torch.optim.SGD(groups, momentum=0))
+    train(optimizer, model, comm.Get_rank())
+    optimizer.param_groups[0]["params"].pop()
+    optimizer.param_groups[1]["params"].append(last)
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .* moved into another of its param groups"):
+        optimizer.step() if no_pass else loss_of(model, comm.Get_rank(), 0).backward()

@@ -312,6 +312,15 @@ def test_horovods_own_compressors_give_horovods_own_optimizer(hvd, comm):
         assert not hasattr(optimizer, "compression_state_dict")
 
 
+def test_arguments_without_effect_on_horovods_own_optimizer_are_reported_once(hvd, comm, caplog):
+    scaler = torch.amp.GradScaler("cpu")
+    wrap(mlp(), hvd.Compression.none, grad_scaler=scaler, undoable=True, residual_unit="update")
+    wrap(mlp(), hvd.Compression.none, grad_scaler=torch.amp.GradScaler("cpu", enabled=False))
+    reports = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    named = ["grad_scaler, undoable, residual_unit" in report for report in reports]
+    assert everywhere(comm, named == ([True] if comm.Get_rank() == 0 else []))
+
+
 def test_the_class_is_the_wrapped_one_and_shows_its_compression(hvd, comm):
     optimizer = wrap(mlp(), EVERYTHING)
     assert isinstance(optimizer, torch.optim.SGD)

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_sparse.collectives import COLLECTIVES, TopkA
 from horovod_sparse.memories import Residual
-from horovod_sparse.rules import Exchange, SparseVector
+from horovod_sparse.rules import Reduced, SparseVector
 from horovod_sparse.rules.testing import check_collective, check_memory, check_schedule, check_sparsifier
 from horovod_sparse.schedules import SCHEDULES, Constant
 from horovod_sparse.sparsifiers import SPARSIFIERS, TopK
@@ -96,22 +96,22 @@ class Amnesia(Residual):
 
 class Lossy(TopkA):
     def _allreduce(self, vector, wire, k):
-        exchange = super()._allreduce(vector, wire, k)
-        return Exchange(exchange.total.cut(1)[0], exchange.returned)
+        reduced = super()._allreduce(vector, wire, k)
+        return Reduced(reduced.total.cut(1)[0], reduced.returned)
 
 
 class Alone(TopkA):
     """Collective that returns every rank its own vector."""
 
     def _allreduce(self, vector, wire, k):
-        return Exchange(vector, vector.nothing())
+        return Reduced(vector, vector.nothing())
 
 
 class Overwrites(TopkA):
     def allreduce(self, vector, k):
-        exchange = super().allreduce(SparseVector(vector.indices, vector.values.copy(), vector.size), k)
+        reduced = super().allreduce(SparseVector(vector.indices, vector.values.copy(), vector.size), k)
         vector.values[:] = 0
-        return exchange
+        return reduced
 
 
 class Duplicates(TopkA):

@@ -1,4 +1,4 @@
-"""Pipeline of one bucket, from gradients to the averaged gradient; the only code that calls several stages."""
+"""Pipeline of one bucket, from gradients to the averaged gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.pipeline.base import PipelineBase as Pipeline
+from horovod_sparse.engine.pipeline.base import Pipeline
 from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.rules import BucketContext, Mode

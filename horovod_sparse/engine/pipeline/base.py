@@ -20,7 +20,7 @@ class NoBackwardError(RuntimeError):
     """No rank had a backward pass in this step."""
 
 
-class PipelineBase:
+class Pipeline:
     """Exchange of one bucket, step by step; ``pipeline_for`` returns the kind that a configuration needs.
 
     Args:
@@ -32,13 +32,13 @@ class PipelineBase:
         stage: The stage in progress, or the last one; read by other threads for reports.
         counts: Counts since the last call of ``statistics``.
         factor: Factor on the totals; 1/P averages.
-        sent: Some entries of the sum that the last step has delivered; None after a dense step.
+        sample: Some entries of the sum that the last step has delivered; None after a dense step.
         changed: Whether the last exchange has changed the memory.
         steps: Number of steps that the memory holds, without those that were sent dense for a gradient that was not
             finite.
     """
 
-    sent: SparseVector | None = None
+    sample: SparseVector | None = None
     changed = False
     steps = 0
 
@@ -62,7 +62,8 @@ class PipelineBase:
         """Exchange the gradients of one step.
 
         Args:
-            gradients: Gradients of this rank. Positions in gaps are held: neither added to nor selected from.
+            gradients: Gradients of this rank. Positions in gaps are held: neither added to nor selected from; an
+                owner of sums adds what others send there.
             outputs: Arrays that receive factor * total, in their own dtypes. They may be the arrays of the gradients,
                 which saves a pass: the sweep then leaves zeros in them, into which the total is written. After a
                 failed exchange they may be zero; the memory then holds what they held.

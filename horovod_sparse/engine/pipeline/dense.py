@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from horovod_sparse.engine.pipeline.base import PipelineBase
+from horovod_sparse.engine.pipeline.base import Pipeline
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels import packed, to_device
 from horovod_sparse.kernels.scratch import SCRATCH
@@ -14,7 +14,7 @@ from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import Conditions, SparseVector, Step
 
 
-class DensePipeline(PipelineBase):
+class DensePipeline(Pipeline):
     """A bucket without selection and memory: one dense allreduce, which also counts the ranks with a backward pass."""
 
     def begin(self, gradients: Segments, outputs: Segments, conditions: Conditions) -> Callable[[], None]:
@@ -24,10 +24,7 @@ class DensePipeline(PipelineBase):
         """
         step = Step.of(conditions, gradients=gradients)
         try:
-            self._enter("exchange", entries=self._context.size)
-            values = SCRATCH.empty(self._context.size + 1, self._context.like)
-            self._pack(step, values)
-            total = self._transport.begin_allreduce(values)
+            total = self._transport.begin_allreduce(self._packed(step))
         finally:
             self._leave()
 
@@ -43,17 +40,17 @@ class DensePipeline(PipelineBase):
     def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None:
         del resumes  # nothing is remembered of the exchange before
         step = Step.of(conditions, gradients=gradients)
-        size, like = self._context.size, self._context.like
-        self._enter("exchange", entries=size)
-        values = SCRATCH.empty(size + 1, like)
-        self._pack(step, values)
+        values = self._packed(step)
         self._transport.allreduce_in_place(values)
         self._finish(values, outputs, step)
 
-    def _pack(self, step: Step, values: Array) -> None:
-        """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
+    def _packed(self, step: Step) -> Array:
+        """Return the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
+        self._enter("exchange", entries=self._context.size)
+        values = SCRATCH.empty(self._context.size + 1, self._context.like)
         packed(step.gradients, values[:-1])
         values[-1:] = to_device(np.array([not step.idle], values.dtype), values)
+        return values
 
     def _finish(self, total: Array, outputs: Segments, step: Step) -> None:
         size = self._context.size

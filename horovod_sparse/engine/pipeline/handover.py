@@ -55,7 +55,7 @@ class Handover:
             return total.plus(self.held.times(-momentum.factor * carry / momentum.share))
         return total.plus(self.held.times(-momentum.factor * carry)).times(1 / momentum.share)
 
-    def unapplied(self, momentum: Momentum) -> SparseVector:
+    def last_gradient(self, momentum: Momentum) -> SparseVector:
         """Return the last gradient, which the optimizer has not applied; of a dense step, only what was added to it."""
         return self.next.plus(self.held.times(-momentum.factor)).times(1 / momentum.share)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import Exchange
+from horovod_sparse.rules import Reduced
 
 _MEAN_OVER = 10  # steps, about, that the mean covers
 _FILLING = 20  # steps in which velocities grow, at a momentum of 0.9; they have no limit
@@ -26,22 +26,22 @@ class Limit:
         self._most, self._ranks = most, ranks
         self.norm = 0.0
 
-    def apply(self, exchange: Exchange, carry: float, steps: int) -> Exchange:
+    def apply(self, reduced: Reduced, carry: float, steps: int) -> Reduced:
         """Return what may be delivered; every rank keeps its part of the rest.
 
         Args:
-            exchange: The total, and what this rank keeps.
+            reduced: The total, and what this rank keeps.
             carry: Factor that converts norms of earlier steps to the loss scale of this one.
             steps: Number of earlier steps.
         """
         if self._most is None:
-            return exchange
-        values = exchange.total.values
+            return reduced
+        values = reduced.total.values
         norm = math.sqrt(kernels_for(values).square_norm([(0, values)]))  # the same on every rank
         mean = self.norm * carry or norm
         factor = min(1.0, self._most * mean / norm) if norm and steps >= _FILLING else 1.0
         self.norm = mean + (factor * norm - mean) / _MEAN_OVER
         if factor == 1:
-            return exchange
-        rest = exchange.total.times((1 - factor) / self._ranks)
-        return Exchange(exchange.total.times(factor), exchange.returned.plus(rest))
+            return reduced
+        rest = reduced.total.times((1 - factor) / self._ranks)
+        return Reduced(reduced.total.times(factor), reduced.returned.plus(rest))

@@ -9,7 +9,7 @@ import numpy as np
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.agreement import Agreement, Facts
-from horovod_sparse.engine.pipeline.base import PipelineBase
+from horovod_sparse.engine.pipeline.base import Pipeline
 from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.limit import Limit
@@ -22,7 +22,7 @@ from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
 
-class Remembering(PipelineBase):
+class Remembering(Pipeline):
     """Rules, units, handover and counts of one bucket, without the steps.
 
     Args:
@@ -141,7 +141,7 @@ class Remembering(PipelineBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state, as ``PipelineBase.load_state_dict``."""
+        """Load a state, as ``Pipeline.load_state_dict``."""
         own = self.state_dict()
         before = snapshot(own)
         try:

@@ -1,4 +1,4 @@
-"""The four rules of one bucket in a step; the only module that calls several of them."""
+"""The four rules of one bucket, up to the exchange of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, Mode, SparseVector, Step
+from horovod_sparse.rules import Accumulator, BucketContext, Mode, Reduced, SparseVector, Step
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -163,17 +163,17 @@ class Rules:
         accumulator.put_back(vector.without(levels[chosen]))
         return levels[chosen], plan.densities[chosen], plan.ks[chosen]
 
-    def exchange(self, selection: Selection, safe: bool = True) -> Exchange:
+    def exchange(self, selection: Selection, safe: bool = True) -> Reduced:
         """Sum the selections of the ranks; one that is not safe to sum takes part with zeros."""
         accumulator, k = selection.accumulator, selection.k
         vector = selection.vector = self.collective.extend(accumulator, selection.vector, k)
         sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
         own = accumulator.inside(zero=not safe)
         if own is None or vector.indices is None:
-            exchange: Exchange = self._collective(selection.plan.wire).allreduce(sent, k)
+            reduced: Reduced = self._collective(selection.plan.wire).allreduce(sent, k)
         else:
-            exchange = self._owning.allreduce_owned(sent, k, own)
-        return exchange
+            reduced = self._owning.allreduce_owned(sent, k, own)
+        return reduced
 
     def _collective(self, wire: str | None) -> Any:
         """Return the configured collective, or a dense one that rounds to another format or not at all."""

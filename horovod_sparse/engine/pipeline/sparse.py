@@ -14,7 +14,7 @@ from horovod_sparse.engine.pipeline.remembered import Remembering
 from horovod_sparse.engine.pipeline.rules import Selection
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import Conditions, Exchange, Mode, Momentum, SparseVector, Step
+from horovod_sparse.rules import Conditions, Mode, Momentum, Reduced, SparseVector, Step
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
@@ -74,15 +74,16 @@ class SparsePipeline(Remembering):
         mine = self._facts(given, self._can_add(given), resumes)
         self._enter("agree")
         if self._learn(self._agreement.sum(mine)):
+            # Nothing was selected, which would have rescaled what the buffer holds.
             self._send_dense(given, given.gradients, None if resumes else given.scales.carry)
             return
         self._enter("select")
-        gradients = self._added(given) if resumes else given.gradients
+        gradients = self._reopen_last_step(given) if resumes else given.gradients
         selection = self._select(given, gradients, resumes=resumes and not self._mode.plain)
         self._enter("exchange", entries=selection.vector.values.size)
         with selection:
-            exchange = self.rules.exchange(selection)
-        self._deliver(given, selection, exchange)
+            reduced = self.rules.exchange(selection)
+        self._deliver(given, selection, reduced)
 
     def _agree_together(self, given: _Given) -> None:
         """Rely on the facts of the step before, and agree on those of this one together with the exchange."""
@@ -92,16 +93,17 @@ class SparsePipeline(Remembering):
         self._enter("exchange", entries=selection.vector.values.size)
         sums = self._agreement.begin_sum(mine)
         with selection:
-            exchange = self.rules.exchange(selection, safe)
+            reduced = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums())
         if unsafe:  # sent in vain; gradients that are safe stay in the memory
             selection.take_back()
+            # The selection has rescaled what the buffer holds, unless the memory pauses.
             self._send_dense(given, () if safe else given.gradients, given.scales.once)
         else:
-            self._deliver(given, selection, exchange)
+            self._deliver(given, selection, reduced)
 
     def _agree_on_sums(self, given: _Given) -> None:
-        """Select first, and agree on whether all sums are finite: this saves a pass, but the step may be undone."""
+        """Select first, and agree on whether all sums are finite: saves a pass, unless owners keep sums."""
         mine, relies = self._facts(given, safe=True), self._agreement.stable
         if not relies:
             self._enter("agree")
@@ -113,13 +115,13 @@ class SparsePipeline(Remembering):
         self._enter("exchange", entries=selection.vector.values.size)
         sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
         with selection:
-            exchange = self.rules.exchange(selection, safe)
+            reduced = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums()) if relies else sums().unsafe
         if unsafe:
-            self.undo()
+            self.undo()  # also the rescaling
             self._send_dense(given, given.gradients, given.scales.carry)
         else:
-            self._deliver(given, selection, exchange)
+            self._deliver(given, selection, reduced)
 
     def _facts(self, given: _Given, safe: bool, resumes: bool = False) -> Facts:
         """Return what this rank contributes to the agreement."""
@@ -159,20 +161,20 @@ class SparsePipeline(Remembering):
             _LOG.warning("rank %d: bucket %d, step %d: gradients are sent dense, as sums might overflow", *where)
         return False
 
-    def _added(self, given: _Given) -> Segments:
-        """Return the gradients without the result of the last exchange, if the memory takes that back by itself.
+    def _reopen_last_step(self, given: _Given) -> Segments:
+        """Let this step continue the last one, whose result no optimizer has applied; return the gradients to exchange.
 
-        The optimizer has not applied the result, to which this step's gradients were added on every rank. All ranks
-        exchange it once more. If the memory applies the optimizer's momentum, the result is an effective gradient: it
-        is subtracted, and the memory takes back the velocities that it was made of.
+        The gradients were added to the result on every rank, and all ranks exchange it once more. If the memory applies
+        the optimizer's momentum, the result is an effective gradient: it is subtracted, and the memory takes back the
+        velocities that it was made of.
         """
         added = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(given.gradients, added)
         self.steps -= 1
         momentum = self._momentum(given.conditions, self.steps)
         if self._sparse.takes_momentum_over and (momentum.factor or momentum.averages):
-            unapplied = self.handover.unapplied(momentum).times(-self.factor)
-            self._kernels.add(unapplied.indices, unapplied.values, added)
+            last = self.handover.last_gradient(momentum).times(-self.factor)
+            self._kernels.add(last.indices, last.values, added)
             memory: Any = self.rules.memory
             memory.take_back(self.handover.next.times(1 / self._context.ranks))
             self._headroom.forget()
@@ -211,33 +213,33 @@ class SparsePipeline(Remembering):
         self.handover.rescale(given.scales.kept)
         return selection
 
-    def _deliver(self, given: _Given, selection: Selection, exchange: Exchange) -> None:
+    def _deliver(self, given: _Given, selection: Selection, reduced: Reduced) -> None:
         """Close the step, and write its total into the outputs."""
         plan, step, scales, plain = selection.plan, selection.step, given.scales, selection.step.mode.plain
-        accumulator, vector, total = selection.accumulator, selection.vector, exchange.total
+        accumulator, vector = selection.accumulator, selection.vector
         k, entries = min(selection.k, plan.elements), vector.values.size
-        self.counts.exchanged(plan.elements, k, entries, total.values.size, self.rules.algorithm(selection))
+        self.counts.exchanged(plan.elements, k, entries, reduced.total.values.size, self.rules.algorithm(selection))
         self._enter("apply")
         if not plain:
-            exchange = self._limit.apply(exchange, scales.carry, self.steps)
+            reduced = self._limit.apply(reduced, scales.carry, self.steps)
         if selection.norms is not None:
             selection.norms.taken(accumulator, vector)
-            selection.norms.returned(accumulator, exchange.returned)
+            selection.norms.returned(accumulator, reduced.returned)
             self._measuring = not selection.norms.note(self.counts)
-        selection.close(exchange.returned)
-        self.rules.sparsifier.observe(exchange.total)
+        selection.close(reduced.returned)
+        self.rules.sparsifier.observe(reduced.total)
         self.steps += 1
         emptied = plain and selection.was_empty and self.rules.remember_nothing
         self.changed = not (scales.paused or emptied)
         self._mode = step.mode
-        total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.mode, scales.once)
-        self.sent = None if total.indices is None else total.head(_SAMPLE)
+        gradient = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
+        self.sample = None if gradient.indices is None else gradient.head(_SAMPLE)
         if not accumulator.cleared:
-            self._scatter(total, given.outputs)
+            self._scatter(gradient, given.outputs)
         else:
-            self._scatter(total, step.gradients, cleared=True)
-            if len(given.outputs) > len(step.gradients):
-                self._scatter(total, _beyond(step.gradients, given.outputs) or ())
+            self._scatter(gradient, step.gradients, cleared=True)
+            if others := _beyond(step.gradients, given.outputs):
+                self._scatter(gradient, others)
 
     def _send_dense(self, given: _Given, gradients: Segments, carry: float | None) -> None:
         """Send gradients without a selection, and leave the memory unchanged.
@@ -253,7 +255,7 @@ class SparsePipeline(Remembering):
         """
         size = self._context.size
         self._enter("exchange", entries=size)
-        self.sent = None
+        self.sample = None
         dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded

@@ -32,16 +32,18 @@ from horovod_sparse.frontends.arguments import (
 )
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
-from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.momentum import register_momentum_hooks
+from horovod_sparse.frontends.optimizers import parameters_in
+from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 
 
-class _Delivery:
+class _BucketFuture:
     """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
 
     Args:
@@ -161,10 +163,10 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
-        self._begun = False  # whether a hook of a parameter has run in this backward pass
-        self._joined = False  # whether none had in the last pass that was exchanged: DDP's join() took part in it
+        self._begun = False  # whether this rank computes the backward pass in progress: a hook of a parameter has run
+        self._joined = False  # whether the last exchange had none: DDP's join() took part in that of other ranks
         # First step: parameters without a bucket so far, with their gradients.
-        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
+        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _BucketFuture]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
 
@@ -207,8 +209,9 @@ class SparseState(ExchangingGradients):
         self._optimizer: Any = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
+            prepare_to_follow(optimizer)
             warn_of_clipping(optimizer, self._exchange)
-            apply_momentum(optimizer, self.compression, self._exchange)
+            register_momentum_hooks(optimizer, self.compression, self._exchange)
 
     @property
     def _param_groups(self) -> list[dict[str, Any]]:
@@ -237,8 +240,9 @@ class SparseState(ExchangingGradients):
             self._place(exchange)
         return future
 
-    def _backward_begins(self) -> None:
-        """Settle what became of the last exchange, before a backward pass changes gradients."""
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Settle what became of the last exchange, before a backward pass changes gradients; a hook of parameters."""
+        del gradient
         assert self._exchange is not None
         self._begun = True
         if self._exchange.worker.step.state is State.EXCHANGING:
@@ -246,31 +250,31 @@ class SparseState(ExchangingGradients):
         begin_backward(self._exchange)
 
     def _finish(self, worker: Worker) -> None:
-        """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
+        """Finish the last exchange; after one in DDP's join(), only the other ranks' optimizers take a step."""
         if worker.step.active:
             worker.finish()
             if self._joined:
                 worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        delivery = _Delivery(bucket.buffer(), exchange)
+        waiting = _BucketFuture(bucket.buffer(), exchange)
         pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
         if any(p not in exchange.names for p, _ in pairs):
-            self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
+            self._unplaced += [(p, gradient, waiting) for p, gradient in pairs]
         else:
-            delivery.submit(pairs)
-        return delivery.future
+            waiting.submit(pairs)
+        return waiting.future
 
     def _place(self, exchange: GradientExchange) -> None:
         """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
             # DDP's buckets start with the last layers, but each holds its layers in forward order.
-            deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
-            of_model = [p for target in deliveries for p, _, delivery in unplaced if delivery is target]
+            in_order = list(dict.fromkeys(waiting for *_, waiting in reversed(unplaced)))
+            of_model = [p for target in in_order for p, _, waiting in unplaced if waiting is target]
             self._add(exchange, [p for p in of_model if p not in exchange.names])
-            for target in reversed(deliveries):
-                target.submit([(p, gradient) for p, gradient, delivery in unplaced if delivery is target])
+            for target in reversed(in_order):
+                target.submit([(p, gradient) for p, gradient, waiting in unplaced if waiting is target])
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -280,17 +284,17 @@ class SparseState(ExchangingGradients):
 
     def _add(self, exchange: GradientExchange, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
-        positions = names_of(self._param_groups)
-        place = {p: number for number, p in enumerate(positions)}
-        in_order = sorted(parameters, key=lambda p: place.get(p, len(place)))
-        positions |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in place}
-        given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
-        self._names = given | self._names
-        self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
-        exchange.place({self._names.get(p, positions[p]): p for p in in_order})
+        position_of = names_of(self._param_groups)  # the names without named_parameters
+        order = {p: number for number, p in enumerate(position_of)}
+        in_order = sorted(parameters, key=lambda p: order.get(p, len(order)))
+        position_of |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in order}
+        unpickled = {p: self._names_by_position[at] for p, at in position_of.items() if at in self._names_by_position}
+        self._names = unpickled | self._names
+        self._names_by_position |= {at: self._names[p] for p, at in position_of.items() if p in self._names}
+        exchange.place({self._names.get(p, position_of[p]): p for p in in_order})
         if exchange.ranks > 1:
             for p in in_order:
-                p.register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
+                p.register_hook(weak_hook(self._backward_begins))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
@@ -313,7 +317,8 @@ class SparseState(ExchangingGradients):
                 undoable=self._undoable,
                 residual_unit=self._residual_unit,
                 hold_zeros=True,
-                between_steps=lambda: me._between_steps() is not None,  # this is never called during backward()
+                without_exchange="inside model.no_sync()",
+                no_exchange_in_progress=lambda: me._exchange_between_steps() is not None,  # not called in backward()
             )
             self._exchange.epoch = self._epoch
         return self._exchange
@@ -368,7 +373,7 @@ class SparseState(ExchangingGradients):
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
-    def _between_steps(self) -> GradientExchange | None:
+    def _exchange_between_steps(self) -> GradientExchange | None:
         if self._exchange is not None:
             self._finish(self._exchange.worker)
         return self._exchange
@@ -384,7 +389,7 @@ class SparseState(ExchangingGradients):
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
         """
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if exchange is None or self._loaded is not None:
             return dict(self._loaded or {"buckets": []})
         return exchange.state_dict(copy)
@@ -397,7 +402,7 @@ class SparseState(ExchangingGradients):
                 the parameters are not known yet, the first backward pass raises it instead.
         """
         require_state(state)
-        exchange = self._between_steps()
+        exchange = self._exchange_between_steps()
         if exchange is not None and exchange.worker.keys:
             exchange.load_state_dict(state)
         else:
@@ -409,10 +414,10 @@ class SparseState(ExchangingGradients):
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration, or the parameters are not known.
         """
-        self._between_steps()
+        self._exchange_between_steps()
         exchange = self._open()
         if not exchange.worker.keys:
-            known = list(self._names) or [p for group in self._param_groups for p in group["params"]]
+            known = list(self._names) or [p for optimizer in self.optimizers for p in parameters_in(optimizer)]
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])
@@ -462,17 +467,6 @@ def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]
     if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
         gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
     return zip(parameters, gradients, strict=True)
-
-
-def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(gradient: torch.Tensor) -> None:
-        del gradient
-        state = reference()
-        if state is not None:
-            state._backward_begins()
-
-    return hook
 
 
 @eager

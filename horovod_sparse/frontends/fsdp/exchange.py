@@ -29,7 +29,7 @@ from horovod_sparse.frontends.arguments import (
     require_sparse,
 )
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
@@ -44,7 +44,6 @@ from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
 from horovod_sparse.frontends.unapplied import begin_backward
-from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
@@ -88,7 +87,7 @@ class ReplicaExchange(ExchangingGradients):
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()  # in the backward pass in progress
-        self._begun = False  # whether that pass will call _complete_step
+        self._end_queued = False  # whether that pass will call _complete_step
         self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
@@ -108,15 +107,16 @@ class ReplicaExchange(ExchangingGradients):
             undoable=undoable,
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
-            between_steps=lambda: not me._submitted,
+            without_exchange="after model.set_requires_gradient_sync(False)",
+            no_exchange_in_progress=lambda: not me._submitted,
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
-        self._exchange.place(self._parameters, before=[used])
+        self._exchange.place(self._parameters, first_in_forward=[used])
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
-                p.register_post_accumulate_grad_hook(_hook(me, name))
+                p.register_post_accumulate_grad_hook(weak_hook(self._reduced, name))
 
     def _facts(
         self,
@@ -127,7 +127,7 @@ class ReplicaExchange(ExchangingGradients):
         residual_unit: str | None,
         stall: tuple[float | None, float | None],
     ) -> dict[str, Any]:
-        """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
+        """Take the model's parameters; return the facts that must be the same on every replica, or raise ValueError."""
         compression = self.compression
         self._parameters, self._frozen = parameters_of(model)
         if any(module in _exchanges for module in model.modules()):
@@ -203,7 +203,7 @@ class ReplicaExchange(ExchangingGradients):
         if not self._submitted:
             with self._refused_together():
                 begin_backward(self._exchange)
-        self._begun = True
+        self._end_queued = True
         Variable._execution_engine.queue_callback(self._backward_ends)
 
     @contextmanager
@@ -213,7 +213,7 @@ class ReplicaExchange(ExchangingGradients):
         A collective call of these ranks in a backward pass before which no optimizer has applied the last exchange. In
         an ordinary step it does nothing.
         """
-        collective, error = self._exchange.worker.step.unconfirmed and not self._begun, None
+        collective, error = self._exchange.worker.step.awaits_optimizer and not self._end_queued, None
         try:
             yield
         except RuntimeError as raised:
@@ -244,7 +244,7 @@ class ReplicaExchange(ExchangingGradients):
                 "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
                 "pass that failed, start again from a checkpoint"
             )
-        if not (self._begun or self._submitted):  # the model's output is of an unknown type, or only a part of it ran
+        if not (self._end_queued or self._submitted):  # the output is of an unknown type, or a part of the model ran
             Variable._execution_engine.queue_callback(self._backward_ends)
         self._submitted.add(name)
         assert p.grad is not None
@@ -263,7 +263,7 @@ class ReplicaExchange(ExchangingGradients):
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
-        self._begun = False
+        self._end_queued = False
         if not self._submitted:  # gradients are accumulated, or the step is complete
             return
         try:
@@ -272,15 +272,15 @@ class ReplicaExchange(ExchangingGradients):
                 missing = self._submit_missing()
                 counts = [_ONE * (name in self._submitted) for name in self._parameters]
                 used = torch.tensor(counts, dtype=torch.float32, device="cpu")
-                self._submit(_USED, used)
+                self._submit(_USED, used)  # which is then overwritten with the mean
                 self._exchange.worker.collect()
             if not self._compared:
                 self._compared = True
                 self._require_same_start()
             if missing:
-                anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
+                shares = dict(zip(self._parameters, used.tolist(), strict=True))
                 for name, shard in missing.items():
-                    if anywhere[name]:
+                    if shares[name]:
                         self._parameters[name].grad = with_shard(self._parameters[name], shard)
         finally:
             self._submitted.clear()
@@ -334,10 +334,9 @@ class ReplicaExchange(ExchangingGradients):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        transport = self._exchange.transport
-        chunks = {name: tuple(Chunk.of(p)) for name, p in self._parameters.items()}
-        place = {"replica": transport.rank, "replicas": self._exchange.ranks, "chunks": chunks}
-        return {**place, **self._exchange.state_dict(copy)}
+        replica, replicas, chunks = self._part
+        part = {"replica": replica, "replicas": replicas, "chunks": {name: tuple(chunks[name]) for name in chunks}}
+        return {**part, **self._exchange.state_dict(copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
@@ -355,10 +354,13 @@ class ReplicaExchange(ExchangingGradients):
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
-        place = (self._exchange.transport.rank, self._exchange.ranks)
+        return self._part[:2] == (state.get("replica"), state.get("replicas")) and self._part[2] == chunks_in(state)
+
+    @property
+    def _part(self) -> tuple[int, int, dict[str, Chunk]]:
+        """Replica of this rank, number of replicas, and what this rank holds of each parameter."""
         chunks = {name: Chunk.of(p) for name, p in self._parameters.items()}
-        same: bool = place == (state.get("replica"), state.get("replicas")) and chunks_in(state) == chunks
-        return same
+        return self._exchange.transport.rank, self._exchange.ranks, chunks
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any numbers of replicas and shards.
@@ -407,16 +409,6 @@ class ReplicaExchange(ExchangingGradients):
         return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 
 
-def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
-    """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
-
-    @eager
-    def hook(p: torch.Tensor) -> None:
-        exchange._reduced(name, p)
-
-    return hook
-
-
 def sparse_all_reduce(
     model: nn.Module,
     group: distributed.ProcessGroup,
@@ -462,7 +454,5 @@ def sparse_all_reduce(
         raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
     if distributed.get_rank(group) < 0:
         raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
-    limits(stall_timeout, stall_abort)
-    check_unit(residual_unit)
     settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
     return ReplicaExchange(model, group, compression, optimizer, *settings)

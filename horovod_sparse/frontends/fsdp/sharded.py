@@ -107,7 +107,7 @@ class ShardedExchange(ExchangingGradients):
             grad_scaler=grad_scaler,
             undoable=undoable,
             residual_unit=residual_unit,
-            between_steps=lambda: not me._reduced,
+            no_exchange_in_progress=lambda: not me._reduced,
         )
         if transport.size > 1:
             self._exchange.add([member for unit in self._units for member in unit.members])
@@ -184,12 +184,12 @@ class ShardedExchange(ExchangingGradients):
         or, if that is not possible, an error is raised.
         """
         worker = self._exchange.worker
-        if not worker.unapplied():
+        if not worker.unapplied_buckets():
             return
         require_known(self._exchange)
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         if not gradients or (self._delivered and not any(bool(shard_of(one).any()) for one in gradients)):
-            worker.resume([])
+            worker.drop_unapplied()
         elif self._exchange.undoable:
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: gradients are added to exchanged ones before a step of the optimizer, "

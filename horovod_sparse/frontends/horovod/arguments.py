@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.frontends.arguments import check_sparse, common_facts, require_plain, require_sparse
+from horovod_sparse.frontends.arguments import check_sparse, common_facts, names_of, require_plain, require_sparse
 
 _LIBRARIES = ("horovod_sparse", "horovod", "torch")
 
@@ -53,8 +53,7 @@ def facts(
 
 def numbered(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters with the names that Horovod uses if the user gives none."""
-    groups = enumerate(optimizer.param_groups)
-    return [(f"allreduce.noname.{i}.{j}", p) for i, group in groups for j, p in enumerate(group["params"])]
+    return [(f"allreduce.noname.{name}", p) for p, name in names_of(optimizer.param_groups).items()]
 
 
 def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def exchange_before_unscaling() -> None:
 def _exchanging(unscale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(unscale)
     def exchange_and_unscale(scaler: GradScaler, optimizer: Any, *arguments: Any) -> Any:
-        complete = getattr(optimizer, "_complete_exchange", None)
+        complete = getattr(optimizer, "_synchronize_for_scaler", None)
         if complete is not None:
             complete()
         return unscale(scaler, optimizer, *arguments)

@@ -19,18 +19,18 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.frontends.arguments import parameter_facts
+from horovod_sparse.frontends.arguments import agree_on_last_group
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.momentum import apply_momentum, follow_step
+from horovod_sparse.frontends.momentum import register_momentum_hooks, take_part_in_step
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
-from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -57,7 +57,8 @@ def _fixed(name: str) -> Any:
 class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
-    # Gradients in flight: (tensor, version) or Horovod's handle; (None, None) while passes are accumulated.
+    # Gradients in flight: (gradient, version) in a bucket; Horovod's handle, a number or a function, with its context;
+    # (None, None) while passes are accumulated.
     _handles: dict[torch.Tensor, tuple[Any, Any]]
     _allreduce_delay: dict[torch.Tensor, int]
     _requires_update: set[torch.Tensor]
@@ -92,7 +93,7 @@ class Gradients(ExchangingGradients):
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
         self._was_idle = False  # whether the last exchange began without gradients
-        self._complete = False  # a GradScaler has called synchronize(), not the user
+        self._completed_by_scaler = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
             me: Any = weakref.proxy(self)
@@ -106,17 +107,18 @@ class Gradients(ExchangingGradients):
                 undoable=undoable,
                 residual_unit=residual_unit,
                 admit=lambda keys: me._admit_named(keys),
-                between_steps=lambda: all(handle is None for handle, _ in me._handles.values()),
+                without_exchange="with torch.autograd.grad(), or backward_passes_per_step for what is accumulated",
+                no_exchange_in_progress=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
         else:
-            apply_momentum(self, sparse, None)  # type: ignore[arg-type]
+            register_momentum_hooks(self, sparse, None)  # type: ignore[arg-type]
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
 
     def _register_hooks(self) -> None:
         """Create buckets and hooks; Horovod's constructor calls this if there is more than one rank."""
         if self._exchange is None or self._exchange.ranks == 1:
             return  # a process set of one rank has nothing to exchange
-        self._admit([p for group in self.param_groups for p in group["params"]])
+        self._admit(list(parameters_in(self)))  # type: ignore[arg-type]
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
         exchange_before_unscaling()
@@ -139,17 +141,11 @@ class Gradients(ExchangingGradients):
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
         if self._exchange is None or self._exchange.ranks == 1:
             return
-        added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
-        try:
-            with process.communicating("add_param_group()", self._exchange.transport):
-                agree(self._exchange.transport, {"parameter": parameter_facts((names[p], p) for p in added)})
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        self._parameter_names |= {p: names[p] for p in added}
+        added = agree_on_last_group(self.param_groups, names, self._exchange.transport)
+        self._parameter_names |= added
         self._allreduce_delay |= dict.fromkeys(added, self.backward_passes_per_step)
-        self._admit(added)
+        self._admit(list(added))
 
     def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters that require gradients, and remember the others as frozen."""
@@ -164,11 +160,11 @@ class Gradients(ExchangingGradients):
         self._exchange.place({self._parameter_names[p]: p for p in real}, functools.partial(_together, self._groups))
         self._requires_update.update(parameters)
         self._unhooked += parameters
-        self._hook()
+        self._hook_parameters()
 
-    def _hook(self) -> None:
+    def _hook_parameters(self) -> None:
         """Register hooks on parameters that have none; torch does not allow it while a parameter is frozen."""
-        before, after = (_hook(weakref.ref(self), name) for name in ("_backward_begins", "_accumulated"))
+        before, after = weak_hook(self._backward_begins), weak_hook(self._accumulated)
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
         self._hooks += [p.register_hook(before) for p in learning]
         self._hooks += [p.register_post_accumulate_grad_hook(after) for p in learning]
@@ -209,6 +205,8 @@ class Gradients(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass; the first hook of a parameter."""
         del gradient
         assert self._exchange is not None
+        if not self._handles:
+            self._exchange.require_groups()
         begin_backward(self._exchange)
 
     def _accumulated(self, p: torch.Tensor) -> None:
@@ -286,9 +284,9 @@ class Gradients(ExchangingGradients):
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             with exchange.worker.completing():
-                self._complete_step(exchange)
+                self._finish_exchange(exchange)
         except BaseException:
-            self._abandon(exchange)
+            self._clean_up_failed_step(exchange)
             raise
         finally:
             self._was_idle, exchange.idle = exchange.idle, False
@@ -302,22 +300,22 @@ class Gradients(ExchangingGradients):
             and (self._was_idle or any(p.grad is not None for p in self._requires_update))
         )
 
-    def _complete_step(self, exchange: GradientExchange) -> None:
+    def _finish_exchange(self, exchange: GradientExchange) -> None:
         self._backward_begins()  # if this rank had no backward pass
         self._submit(self._requires_update.difference(self._handles))
         self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
         exchange.worker.collect()
         if self._unhooked:
-            self._hook()
+            self._hook_parameters()
         if self._frozen:
             self._admit_learning(exchange)
         self._take_results()
 
-    def _complete_exchange(self) -> None:
+    def _synchronize_for_scaler(self) -> None:
         """Synchronize, for a GradScaler that unscales gradients between backward() and step()."""
         if self._handles:
             self.synchronize()
-            self._complete = True
+            self._completed_by_scaler = True
 
     def _submit(self, parameters: Iterable[torch.Tensor]) -> None:
         """Submit gradients that no hook has submitted: other ranks may have gradients of these parameters."""
@@ -353,7 +351,7 @@ class Gradients(ExchangingGradients):
                 "`with optimizer.skip_synchronize():`"
             )
 
-    def _abandon(self, exchange: GradientExchange) -> None:
+    def _clean_up_failed_step(self, exchange: GradientExchange) -> None:
         """Prepare for the next step after one that failed."""
         if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be delayed
             for handle, _ in self._handles.values():
@@ -395,23 +393,13 @@ class Gradients(ExchangingGradients):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
-            follow_step(exchange)
+            take_part_in_step(exchange)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 process.abort(f"failed in the other ranks' steps while it was in hvd.join(): {error!r}")
 
         return exchange.worker.join(after_step, ended)
-
-
-def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
-    @eager
-    def hook(tensor: torch.Tensor) -> None:
-        alive = optimizer()
-        if alive is not None:
-            getattr(alive, name)(tensor)
-
-    return hook
 
 
 def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:

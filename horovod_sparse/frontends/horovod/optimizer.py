@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,8 @@ from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
+
+_LOG = logging.getLogger("horovod_sparse")
 
 
 class _Optimizer(Gradients):
@@ -46,7 +49,7 @@ class _Optimizer(Gradients):
         if closure is not None:
             closure = self._exchanging(closure)
         elif self._should_synchronize:
-            if self._reduced() and not self._complete:
+            if self._reduced() and not self._completed_by_scaler:
                 warnings.warn(
                     # Starts like Horovod's warning, which scripts may filter.
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -55,7 +58,7 @@ class _Optimizer(Gradients):
                     stacklevel=user_level(),
                 )
             self.synchronize()
-        self._synchronized = self._complete = False
+        self._synchronized = self._completed_by_scaler = False
         return super(self.__class__, self).step(closure)  # type: ignore[misc]
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
@@ -91,7 +94,7 @@ class _Optimizer(Gradients):
                 "optimizer.step() or optimizer.synchronize(): the gradients are being exchanged with the other ranks"
             )
         # A step that was skipped after synchronize() ends here; the next one must exchange gradients again.
-        self._synchronized = self._complete = False
+        self._synchronized = self._completed_by_scaler = False
         return super(self.__class__, self).zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,13 +106,6 @@ class _Optimizer(Gradients):
             self.synchronize()
         _Horovod.load_state_dict(self, state_dict)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Raise TypeError: a copy would exchange the gradients of the same parameters again."""
-        raise TypeError(
-            "a DistributedOptimizer cannot be copied, as it exchanges with the other ranks: copy "
-            "optimizer.state_dict(), or copy the plain optimizer before it is wrapped"
-        )
-
     @property
     def exchange(self) -> GradientExchange | None:
         """Exchange of the gradients and its state, between two steps; None if this rank takes no part.
@@ -117,9 +113,9 @@ class _Optimizer(Gradients):
         Raises:
             RuntimeError: Read between backward() and step().
         """
-        return self._between_steps()
+        return self._exchange_between_steps()
 
-    def _between_steps(self) -> GradientExchange | None:
+    def _exchange_between_steps(self) -> GradientExchange | None:
         if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "
@@ -254,9 +250,21 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
         warn_of_hidden(optimizer, made)
     else:
+        scaled = grad_scaler is not None and grad_scaler.is_enabled()
+        _report_unused({"grad_scaler": scaled, "undoable": undoable, "residual_unit": residual_unit})
         made = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
         made.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
     return made
+
+
+def _report_unused(arguments: dict[str, Any]) -> None:
+    given = [name for name in arguments if arguments[name]]
+    if given and hvd.rank() == 0:
+        _LOG.warning(
+            "rank 0: no effect of %s, as Horovod's compressors remember nothing between steps: where a GradScaler "
+            "unscales gradients, call synchronize() before, and step() inside skip_synchronize()",
+            ", ".join(given),
+        )
 
 
 def _warn_of_line_search(optimizer: torch.optim.Optimizer, compression: Sparse) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,21 +13,21 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import (
     agree_on,
+    agree_on_last_group,
     check_devices,
     common_facts,
     names_of,
-    parameter_facts,
     require_plain,
     require_sparse,
 )
 from horovod_sparse.frontends.base import Exchanging
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import job, transport_of
+from horovod_sparse.frontends.optimizers import overflowed, parameters_in
 from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
-from horovod_sparse.transport.agreement import agree
 
 
 class _Local(Exchanging, torch.optim.Optimizer):
@@ -52,7 +51,8 @@ class _Local(Exchanging, torch.optim.Optimizer):
         self._use.note()
         self._rounds.begin()
         result = None
-        if not _overflowed(self):
+        if not overflowed(self):
+            _unscale(self)
             result = plain(self).step(closure)
             self._rounds.stepped = True
         self._rounds.local_step += 1
@@ -88,15 +88,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         """
         plain(self).add_param_group(param_group)
         names = names_of(self.param_groups)
-        added = {p: names[p] for p in self.param_groups[-1]["params"]}
-        try:
-            transport = self._rounds.exchange.transport
-            with process.communicating("add_param_group()", transport):
-                agree(transport, {"parameter": parameter_facts((name, p) for p, name in added.items())})
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        self._rounds.admit(added)
+        self._rounds.admit(agree_on_last_group(self.param_groups, names, self._rounds.exchange.transport))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state on this rank, with the common parameters and the outer momentum.
@@ -109,13 +101,6 @@ class _Local(Exchanging, torch.optim.Optimizer):
         """Load a state that ``state_dict`` returned, here or on the plain optimizer."""
         plain(self).load_state_dict(state_dict)
         self._rounds.take_from(self.state)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Raise TypeError: a copy would exchange the same parameters again."""
-        raise TypeError(
-            "a LocalOptimizer cannot be copied, as it exchanges with the other ranks: copy optimizer.state_dict(), or "
-            "copy the plain optimizer before it is wrapped"
-        )
 
     @property
     def exchange(self) -> Rounds:
@@ -190,7 +175,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     local._sparse = compression
     local._rounds = Rounds(local, names, compression, transport, outer, limits(stall_timeout, stall_abort), grad_scaler)
     local._exchange = local._rounds.exchange
-    local.register_step_post_hook(_beginning(weakref.ref(local._rounds)))
+    local.register_step_post_hook(weak_hook(local._rounds.note_begun))
     warn_of_hidden(optimizer, local)
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)
@@ -244,34 +229,13 @@ def _check(
     check_devices({p.device for p in names})
 
 
-def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
-    """Return a hook for after each step of the user's class, including the one with which Horovod initializes state."""
-
-    @eager
-    def begin(*_: object) -> None:
-        alive = rounds()
-        if alive is not None:
-            alive.begun = True
-
-    return begin
-
-
-def _overflowed(optimizer: Any) -> bool:
-    """Return whether a GradScaler has found an overflow; if it has not, unscale the gradients."""
-    found, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
-    if found is None:
-        return False
-    if found.item():
-        return True
-    if "_step_supports_amp_scaling" not in vars(optimizer):  # else it is fused and unscales by itself
-        optimizer.found_inf = optimizer.grad_scale = None
-        if scale is not None:
-            _unscale(optimizer, scale.double().reciprocal().float())
-    return False
-
-
-def _unscale(optimizer: torch.optim.Optimizer, inverse: torch.Tensor) -> None:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is not None:
-                p.grad.mul_(inverse.to(p.grad.device))
+def _unscale(optimizer: Any) -> None:
+    """Unscale the gradients if a GradScaler has left that to step(), and the optimizer does not unscale by itself."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if getattr(optimizer, "found_inf", None) is None or "_step_supports_amp_scaling" in vars(optimizer):  # fused
+        return
+    optimizer.found_inf = optimizer.grad_scale = None
+    if scale is not None:
+        inverse = scale.double().reciprocal().float()
+        for gradient in [p.grad for p in parameters_in(optimizer) if p.grad is not None]:
+            gradient.mul_(inverse.to(gradient.device))

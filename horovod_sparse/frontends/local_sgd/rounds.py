@@ -124,6 +124,10 @@ class Rounds:
             if p.requires_grad and p not in self._apart:
                 self._save(p)
 
+    def note_begun(self, *_: object) -> None:
+        """Note a step of the user's class, including the one with which Horovod initializes state."""
+        self.begun = True
+
     def _save(self, p: torch.Tensor) -> None:
         values = p.detach()
         self._common[p] = self._common[p].copy_(values) if p in self._common else values.clone()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.rules import Accumulator, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, Reduced, SparseVector
 from horovod_sparse.rules.testing.values import context_of, dense, digest_of, eighths, fail_together, placed
 
 SHARED = ("same indices", "all empty", "cancelling", "everything", "one region")
@@ -97,7 +97,7 @@ def well_formed(vector: SparseVector, case: Case) -> bool:
     return bool(plain and ascending and inside and indices.dtype == np.int32)
 
 
-def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Exchange:
+def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Reduced:
     """Check conservation, device, index order and an unchanged input, for one case; a collective call.
 
     Args:
@@ -107,7 +107,7 @@ def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[A
         put: Function that moves a host array to the collective's device.
 
     Returns:
-        The exchange, on the host.
+        The result, on the host.
 
     Raises:
         AssertionError: A law is violated; raised on all ranks.
@@ -117,10 +117,10 @@ def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[A
     collective.decide(case.size, case.k)
     extended = collective.extend(accumulator, vector, case.k)
     sent, after = dense(placed(extended, to_host)), to_host(accumulator.buffer)
-    exchange = collective.allreduce(extended, case.k)
-    total, returned = placed(exchange.total, to_host), placed(exchange.returned, to_host)
+    reduced = collective.allreduce(extended, case.k)
+    total, returned = placed(reduced.total, to_host), placed(reduced.returned, to_host)
     expected, rest = transport.allreduce(sent), transport.allreduce(dense(returned))
-    kinds = {type(array) for array in (vector.values, exchange.total.values, exchange.returned.values)}
+    kinds = {type(array) for array in (vector.values, reduced.total.values, reduced.returned.values)}
     checks = {
         "the extended vector plus the rest equal the accumulator": np.array_equal(before, sent + after),
         "total plus returned entries equal the input": np.array_equal(expected, dense(total) + rest),
@@ -130,7 +130,7 @@ def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[A
         "the result is on the device of the input": len(kinds) == 1,
     }
     fail_together(transport, [f"{law}, in {case}" for law, holds in checks.items() if not holds])
-    return Exchange(total, returned)
+    return Reduced(total, returned)
 
 
 def _rest(case: Case, rank: int, vector: SparseVector, put: Callable[[Any], Any]) -> tuple[Accumulator, NDArray[Any]]:
@@ -167,9 +167,9 @@ def check_collective(transport: Any, rule: Any, **options: Any) -> None:
         for seed, (size, pattern) in enumerate(itertools.product(sizes, PATTERNS)):
             check_exchange(transport, collective, Case(size, pattern, seed, dtype))
         values = eighths(np.random.default_rng(transport.rank), 500, dtype=dtype)
-        exchange = collective.allreduce(SparseVector.full(values), 50)
-        everything = sum(transport.allgather_object(values)) - sum(transport.allgather_object(dense(exchange.returned)))
-        correct = exchange.total.indices is None and np.array_equal(exchange.total.values, everything)
+        reduced = collective.allreduce(SparseVector.full(values), 50)
+        everything = sum(transport.allgather_object(values)) - sum(transport.allgather_object(dense(reduced.returned)))
+        correct = reduced.total.indices is None and np.array_equal(reduced.total.values, everything)
         fail_together(transport, [] if correct else ["a vector without indices is summed densely"])
     check_restored(transport, lambda: build_on(transport, rule, **options))
 
@@ -190,5 +190,5 @@ def check_restored(transport: Any, build: Callable[[], Any]) -> None:
     for vector in steps[2:]:
         decided = {collective.decide(3000, 150) for collective in (original, restored)}
         exchanges = [collective.allreduce(vector, 150) for collective in (original, restored)]
-        same = len(decided) == len({digest_of(exchange.total, exchange.returned) for exchange in exchanges}) == 1
+        same = len(decided) == len({digest_of(reduced.total, reduced.returned) for reduced in exchanges}) == 1
         fail_together(transport, [] if same else ["a restored collective returns the same bits"])
