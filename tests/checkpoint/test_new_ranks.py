@@ -131,7 +131,7 @@ def test_new_ranks_continue_with_the_measured_densities(hvd, comm, folder, first
     if sets[1].included():
         assert resumed == saved
         assert state["steps"] == steps + 20
-        assert not state["alive"]
+        assert state["state"] == "settled"
         assert state["history"][: len(saved["history"])] == saved["history"]
     found = [one for one in comm.allgather(state if sets[1].included() else None) if one is not None]
     assert everywhere(comm, all(one == found[0] for one in found))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 SPECS = {
     "topka": "topka:density=0.05,dense_below=0,bucket_bytes=400",
     "recommended": "recommended:density=0.05,collective=topka,wire=float32,dense_below=0,bucket_bytes=400",
-    "small parameters": "recommended:density=0.05,wire=float32,dense_below=100",
+    "small parameters": "recommended:density=0.05,collective=topka,wire=float32,dense_below=100",
     "oktopk": "oktopk:density=0.05,tau_partition=2,tau_threshold=2,dense_below=0",
 }
 OPTIMIZERS = {"SGD": sgd, "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.01)}
