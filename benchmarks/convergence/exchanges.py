@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import horovod_sparse as hvs
 from benchmarks import power_sgd
@@ -21,6 +23,7 @@ from benchmarks.convergence.runs import Run
 from benchmarks.gpt2.exchanges import Simulated, ring
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.transport.base import Transport
+from horovod_sparse.wire.values import format_for
 
 # torch's hook sends the gradients of the first steps dense.
 POWERSGD_START = 10
@@ -159,6 +162,61 @@ class PowerSGD:
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
 
+class Sharded:
+    """A model that ``fully_sharded`` has sharded, with a sparse reduce-scatter and rounded parameters if wanted.
+
+    Bytes of FSDP2's own collectives are computed for rings, which send the fewest.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], run: Run, spec: str, ranks: int
+    ) -> None:
+        self.forward = model
+        self.optimizers: list[Any] = list(optimizers)
+        self.place: Place = nullcontext
+        self._size = sum(parameter.numel() for parameter in model.parameters())
+        self._ranks, self._width = ranks, 2.0
+        if run.gathered != "none":
+            hvs.fsdp.rounded_all_gather(model, run.gathered)
+            self._width = format_for(run.gathered, np.dtype(np.float32)).nbytes(self._size) / self._size
+        self._exchange, self._entries = None, 0.0
+        if spec != "none":
+            compression = _configuration(spec, 1)  # buckets are FSDP's units
+            self._exchange = hvs.fsdp.sparse_reduce_scatter(model, compression, optimizers)
+
+    def traffic(self, steps: int) -> tuple[float, float]:
+        """Return the traffic as ``Exchanged.traffic`` does: parameters are gathered twice in a step."""
+        share = (self._ranks - 1) / self._ranks * steps * self._size
+        gathered = 2 * self._width * share
+        if self._exchange is None:
+            return gathered + 2 * share, float(steps * self._size)
+        self._entries += self._exchange.statistics()["total/entries"]
+        return gathered + self._exchange.traffic.bytes_sent, self._entries
+
+    def seconds(self, stage: str) -> float:
+        """Return 0: stages are not timed."""
+        del stage
+        return 0.0
+
+    def residual_bytes(self) -> int:
+        """Return the bytes that this rank's memories keep between steps."""
+        buckets = () if self._exchange is None else self._exchange.state_dict()["buckets"]
+        return sum(_nbytes(bucket.get("memory")) for bucket in buckets)
+
+
+def fully_sharded(model: nn.Module) -> None:
+    """Shard a transformer of ``stdlib`` over all ranks, layer by layer; it computes and reduces in bfloat16."""
+    if not distributed.is_initialized():
+        hvs.ddp.init_process_group("gloo")
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    layers: Any = model.get_submodule("layers.layers")
+    for part in (*layers, model):
+        fully_shard(part, mp_policy=policy)
+
+
+Exchange = Exchanged | PowerSGD | Sharded
+
+
 def exchange(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -166,8 +224,10 @@ def exchange(
     spec: str,
     bucket_bytes: int,
     transport: Transport,
-) -> Exchanged | PowerSGD:
+) -> Exchange:
     """Return the exchange of a run; a collective call."""
+    if run.gathered:
+        return Sharded(model, optimizers, run, spec, transport.size)
     power = re.fullmatch(r"powersgd:rank=(\d+)", spec)
     if power and transport.job is not None:
         return PowerSGD(model, optimizers, int(power[1]))

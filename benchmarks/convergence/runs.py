@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product, starmap
 from typing import Any
 
-DENSE, PLAIN, ADAM, MUON = "dense", "dense-plain", "dense-adam", "dense-muon"
+DENSE, PLAIN, ADAM, MUON, FSDP = "dense", "dense-plain", "dense-adam", "dense-muon", "fsdp2"
 TUNED = "dense-nesterov-tuned"
 # Names of the tasks. The package tasks defines them; it imports torch.
 FASHION, STDLIB = "fashion-mnist", "stdlib"
@@ -46,11 +46,13 @@ class Run:
     rate: float | Mapping[str, float] = field(default=1.0, hash=False)  # factor on a task's peak learning rate
     short: bool = False  # less memory in the optimizer: a momentum of 0.8 in Muon, a first beta of 0.6 in Adam
     ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
+    gathered: str = ""  # FSDP2 in bfloat16 that gathers the parameters in this format; "none": as FSDP2 does alone
 
     @property
     def simulated(self) -> bool:
         """Whether ranks can be threads."""
-        return not (self.local_steps or self.ahead or self.spec == "fp16" or self.spec.startswith("powersgd"))
+        only_processes = self.local_steps or self.ahead or self.gathered or self.spec == "fp16"
+        return not (only_processes or self.spec.startswith("powersgd"))
 
     def rate_on(self, task: str) -> float:
         """Return the factor on a task's peak learning rate."""
@@ -71,6 +73,8 @@ _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
 _BOTH_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM}
 _DGC: dict[str, Any] = {"optimizer": "memory"}
+_FSDP: dict[str, Any] = {"optimizer": "adam", "baseline": FSDP, "tasks": ()}
+_SHARDED = "topka:indices=coded,wire=log8,density="
 # Four times the steps show whether runs that are behind catch up.
 _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x", "tasks": (FASHION,), **_LONGER}
 _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), **_LONGER}
@@ -258,6 +262,14 @@ _ALL = (
     Run("onebit", "Later methods", "onebit"),
     Run("onebit-momentum", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5"),
     Run("onebit-adam", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5", **_BOTH_ADAM),
+    Run(FSDP, "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="none"),
+    Run(f"{FSDP}-log8", "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="log8"),
+    Run(f"{FSDP}-log4", "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="log4"),
+    *(
+        Run(f"sharded-{percent}%{name}", "Fully sharded", f"{_SHARDED}{percent / 100}", **_FSDP, gathered=gathered)
+        for percent in (4, 1)
+        for name, gathered in (("", "none"), ("-log8", "log8"), ("-log4", "log4"))
+    ),
 )
 
 
@@ -360,6 +372,7 @@ class Job:
             "optimizer": run.optimizer,
             **({"rate": run.rate_on(self.task)} if run.rate_on(self.task) != 1 else {}),
             **({"short": True} if run.short else {}),
+            **({"gathered": run.gathered} if run.gathered else {}),
             **({"batch": self.batch} if self.batch else {}),
             "steps": self.steps,
             **local,

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.convergence.exchanges import Exchanged, PowerSGD, exchange
+from benchmarks.convergence.exchanges import Exchange, exchange, fully_sharded
 from benchmarks.convergence.runs import Job
 from benchmarks.convergence.tasks import Samples, Task
 from examples.schedule import learning_rate_factor
@@ -46,6 +48,8 @@ def train(
         ``stages``: milliseconds per step in each of ``STAGES``, mean over the ranks. ``seconds``: time of all steps.
     """
     model = build(task, job) if model is None else model
+    if job.run.gathered:
+        fully_sharded(model)
     optimizers = optimizers_for(task, job, model)
     exchanged = exchange(model, optimizers, job.run, job.spec, task.bucket_bytes, transport)
     warmup = round(WARMUP * job.steps)
@@ -121,7 +125,7 @@ def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator
         yield from (mine.tolist() for mine in order)
 
 
-def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) -> Tensor:
+def train_step(exchanged: Exchange, inputs: Tensor, labels: Tensor) -> Tensor:
     """Run one update and return this rank's mean loss."""
     for optimizer in exchanged.optimizers:
         optimizer.zero_grad()
@@ -136,7 +140,7 @@ def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) 
 def measure(
     metric: str,
     model: nn.Module,
-    exchanged: Exchanged | PowerSGD,
+    exchanged: Exchange,
     test: Samples,
     train_loss: float,
     step: int,
@@ -166,8 +170,9 @@ def evaluate(model: nn.Module, test: Samples, transport: Transport) -> tuple[flo
     model.eval()
     share = range(transport.rank, len(test), transport.size)
     loss, correct, count = 0.0, 0, 0
-    for start in range(0, len(share), _TEST_BATCH):
-        inputs, labels = test[share[start : start + _TEST_BATCH]]
+    # As many batches on every rank, as FSDP2 gathers the parameters for each.
+    for batch in np.array_split(share, -(-len(test) // (transport.size * _TEST_BATCH))):
+        inputs, labels = test[batch.tolist()]
         logits, labels = model(inputs).flatten(0, -2), labels.flatten()
         loss += F.cross_entropy(logits, labels, reduction="sum").item()
         correct += int((logits.argmax(1) == labels).sum())
@@ -176,7 +181,7 @@ def evaluate(model: nn.Module, test: Samples, transport: Transport) -> tuple[flo
     return loss, correct, count
 
 
-def stages(exchanged: Exchanged | PowerSGD, steps: int, transport: Transport) -> dict[str, float]:
+def stages(exchanged: Exchange, steps: int, transport: Transport) -> dict[str, float]:
     """Return the milliseconds per step in each stage of the pipeline, mean over the ranks; a collective call."""
     mine = np.array([exchanged.seconds(stage) for stage in STAGES])
     means = transport.allreduce(mine) / transport.size * 1e3 / steps
@@ -190,8 +195,11 @@ def build(task: Task, job: Job) -> nn.Module:
 
 
 def digest(model: nn.Module) -> str:
-    """Return a digest of the bits of a model's parameters."""
+    """Return a digest of the bits of a model's parameters; a collective call if they are sharded."""
     content = hashlib.sha256()
+    if isinstance(model, FSDPModule):
+        model.reshard()  # FSDP2 leaves the outermost module gathered after a forward pass
     for parameter in model.parameters():
-        content.update(parameter.detach().numpy().tobytes())
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        content.update(whole.detach().numpy().tobytes())
     return content.hexdigest()[:16]
