@@ -23,6 +23,7 @@ from horovod_sparse.frontends.shards import shard_of
 pytestmark = pytest.mark.mpi
 
 FULL = pytest.mark.full
+DTYPES = [torch.float32, torch.bfloat16, *(pytest.param(one, marks=FULL) for one in (torch.float16, torch.float64))]
 SIZES = {8: 256, 4: 64}  # values of a block by their bits
 
 
@@ -74,7 +75,7 @@ def reference(model, ranks, bits, dtype=torch.float32):
     return [rounded(p.detach(), ranks, bits, dtype) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_all_ranks_gather_the_same_bits(comm, shards, bits, dtype):
     """Those of the reference, rounded by half a step at most, after mixed precision; vectors and shards are exact."""

@@ -43,7 +43,7 @@ class Blocks:
         """
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         scales = (values.abs().amax(1, keepdim=True) / self._most).to(_SCALE)
-        levels = values / scales.to(values.dtype).masked_fill(scales == 0, 1)
+        levels = values / scales.to(values.dtype)  # NaN in a block of zeros, where any code is read as 0
         codes = levels.round().clamp(-self._most, self._most).to(torch.int8)
         if self.bits == 4:
             low, high = (codes + 8).view(torch.uint8).chunk(2, dim=1)
