@@ -75,11 +75,17 @@ def reference(model, ranks, bits, dtype=torch.float32):
     return [rounded(p.detach(), ranks, bits, dtype) for p in model.parameters()]
 
 
+def normed():
+    """Return a model with a unit that has vectors only."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24), nn.Linear(24, 4))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_all_ranks_gather_the_same_bits(comm, shards, bits, dtype):
     """Those of the reference, rounded by half a step at most, after mixed precision; vectors and shards are exact."""
-    for make in (mlp, uneven):
+    for make in (mlp, uneven, normed):
         exact = make().to(torch.float64 if dtype == torch.float64 else torch.float32)
         policy = MixedPrecisionPolicy(param_dtype=dtype)
         model = rounded_model(copy.deepcopy(exact), shards, bits, mp_policy=policy)

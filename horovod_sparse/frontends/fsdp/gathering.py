@@ -161,8 +161,9 @@ def rounded_all_gather(model: nn.Module, bits: int = 8) -> None:
         bits: Bits per element, 8 or 4, plus 16 for each block of 256 or 64.
 
     Raises:
-        ValueError: The model is not sharded by FSDP2; it has another custom all-gather, or parameters that are gathered
-            in an own way or in several dtypes; torch is too old; ``bits`` is out of range; or the ranks differ.
+        ValueError: The model is not sharded by FSDP2, or over several meshes in one module; parameters of a unit are
+            gathered by their class, in several dtypes, or as no floating-point numbers; torch is too old; ``bits`` is
+            neither 8 nor 4; or the ranks differ.
     """
     gathers: list[tuple[FSDPModule, RoundedAllGather]] = []
 
