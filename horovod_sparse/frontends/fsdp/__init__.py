@@ -18,11 +18,13 @@ Fully sharded, without replicas::
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
     hvs.fsdp.sparse_reduce_scatter(model, compression=hvs.Compression.topka(density=0.04), optimizer=optimizer)
+    hvs.fsdp.rounded_all_gather(model, bits=8)
 """
 
 from __future__ import annotations
 
 from horovod_sparse.frontends.fsdp.exchange import ReplicaExchange, sparse_all_reduce
+from horovod_sparse.frontends.fsdp.gathering import rounded_all_gather
 from horovod_sparse.frontends.fsdp.sharded import ShardedExchange, sparse_reduce_scatter
 
-__all__ = ["ReplicaExchange", "ShardedExchange", "sparse_all_reduce", "sparse_reduce_scatter"]
+__all__ = ["ReplicaExchange", "ShardedExchange", "rounded_all_gather", "sparse_all_reduce", "sparse_reduce_scatter"]
