@@ -8,10 +8,10 @@ one rank on each node. Contenders:
 - "ddp TOPKA": DistributedDataParallel with a compression, such as `ddp recommended:density=0.01`.
 - a compression: FSDP2 with this sparse reduce-scatter.
 
-"+ log8" after a contender of FSDP2 gathers its parameters in that format. Contenders alternate, as the machine may
-be shared; a step takes as long as on its slowest rank, and its exposed time is what it takes longer than "alone". Bytes
-are counted at the sockets and include the headers of Gloo's and MPI's messages. Memory is what the rank that needs most
-has in use at most, beyond what it uses after all imports.
+"+ 8" or "+ 4" after a contender of FSDP2 gathers its parameters in as many bits. Contenders alternate, as the machine
+may be shared; a step takes as long as on its slowest rank, and its exposed time is what it takes longer than "alone".
+Bytes are counted at the sockets and include the headers of Gloo's and MPI's messages. Memory is what the rank that
+needs most has in use at most, beyond what it uses after all imports.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def add_parser(commands: Any) -> None:
             FSDP,
             "topka:density=0.04,wire=log8",
             "topka:density=0.01,wire=log8",
-            "fsdp2 + log8",
-            "topka:density=0.04,wire=log8 + log8",
-            "topka:density=0.04,wire=log4 + log4",
+            "fsdp2 + 8",
+            "topka:density=0.04,wire=log8 + 8",
+            "topka:density=0.04,wire=log4 + 4",
             "ddp recommended:density=0.04,collective=topkdsa",
         ],
         help="what to compare",
@@ -169,7 +169,7 @@ def parallel(model: Any, name: str) -> tuple[Any, Any]:
         state = hvs.ddp.SparseState(hvs.parse(name.removeprefix(_DDP)), optimizer, model.named_parameters())
         replica.register_comm_hook(state, hvs.ddp.sparse_hook)
         return replica, optimizer
-    spec, _, wire = name.partition(" + ")
+    spec, _, bits = name.partition(" + ")
     ranks = distributed.get_world_size()
     mesh = init_device_mesh("cpu", (ranks, 1) if spec == ALONE else (1, ranks), mesh_dim_names=("alone", "shard"))
     settings: Any = {
@@ -180,8 +180,8 @@ def parallel(model: Any, name: str) -> tuple[Any, Any]:
         fully_shard(layer, **settings)
     fully_shard(model, **settings)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    if wire:
-        hvs.fsdp.rounded_all_gather(model, wire)
+    if bits:
+        hvs.fsdp.rounded_all_gather(model, int(bits))
     if spec not in (ALONE, FSDP):
         hvs.fsdp.sparse_reduce_scatter(model, hvs.parse(spec), optimizer)
     return model, optimizer

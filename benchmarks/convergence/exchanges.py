@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -22,8 +21,8 @@ from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
 from benchmarks.gpt2.exchanges import Simulated, ring
 from horovod_sparse.collectives.base import Base
+from horovod_sparse.frontends.fsdp.rounding import Blocks
 from horovod_sparse.transport.base import Transport
-from horovod_sparse.wire.values import format_for
 
 # torch's hook sends the gradients of the first steps dense.
 POWERSGD_START = 10
@@ -175,10 +174,11 @@ class Sharded:
         self.optimizers: list[Any] = list(optimizers)
         self.place: Place = nullcontext
         self._size = sum(parameter.numel() for parameter in model.parameters())
-        self._ranks, self._width = ranks, 2.0
-        if run.gathered != "none":
+        self._ranks, self._width = ranks, run.gathered / 8
+        if run.gathered < 16:
             hvs.fsdp.rounded_all_gather(model, run.gathered)
-            self._width = format_for(run.gathered, np.dtype(np.float32)).nbytes(self._size) / self._size
+            blocks = Blocks(run.gathered)
+            self._width = (blocks.width + blocks.scale_bytes) / blocks.size
         self._exchange, self._entries = None, 0.0
         if spec != "none":
             compression = _configuration(spec, 1)  # buckets are FSDP's units

@@ -46,7 +46,7 @@ class Run:
     rate: float | Mapping[str, float] = field(default=1.0, hash=False)  # factor on a task's peak learning rate
     short: bool = False  # less memory in the optimizer: a momentum of 0.8 in Muon, a first beta of 0.6 in Adam
     ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
-    gathered: str = ""  # FSDP2 in bfloat16 that gathers the parameters in this format; "none": as FSDP2 does alone
+    gathered: int = 0  # bits in which FSDP2, which computes in bfloat16, gathers the parameters; 0: no FSDP2
 
     @property
     def simulated(self) -> bool:
@@ -262,13 +262,10 @@ _ALL = (
     Run("onebit", "Later methods", "onebit"),
     Run("onebit-momentum", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5"),
     Run("onebit-adam", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5", **_BOTH_ADAM),
-    Run(FSDP, "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="none"),
-    Run(f"{FSDP}-log8", "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="log8"),
-    Run(f"{FSDP}-log4", "Fully sharded", "none", "adam", FSDP, tasks=(), gathered="log4"),
     *(
-        Run(f"sharded-{percent}%{name}", "Fully sharded", f"{_SHARDED}{percent / 100}", **_FSDP, gathered=gathered)
-        for percent in (4, 1)
-        for name, gathered in (("", "none"), ("-log8", "log8"), ("-log4", "log4"))
+        Run(f"{name}{suffix}", "Fully sharded", spec, **_FSDP, gathered=bits)
+        for name, spec in ((FSDP, "none"), ("sharded-4%", f"{_SHARDED}0.04"), ("sharded-1%", f"{_SHARDED}0.01"))
+        for suffix, bits in (("", 16), ("-8bit", 8), ("-4bit", 4))
     ),
 )
 
