@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from horovod_sparse import __version__
 from horovod_sparse.cli import advise, bench, check, checkpoint, report
 
 _COMMANDS = (check, advise, bench, checkpoint, report)
@@ -13,6 +14,7 @@ _COMMANDS = (check, advise, bench, checkpoint, report)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand, and return the exit status, 0 for success; by default with this process's arguments."""
     parser = argparse.ArgumentParser(prog="horovod-sparse", description="Tools for sparse gradient exchange.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)

@@ -32,6 +32,7 @@ _SELECT_BYTES, _ACCUMULATE_BYTES = 24, 12
 _MERGE_BYTES, _CUT_BYTES, _CODE_BYTES, _CONVERT_BYTES = 125, 125, 75, 75
 # A round of messages of a GPU: copies and synchronization. Bandwidth of such a copy: PCIe 4.0 x16.
 _HOST_ROUND, _HOST_BANDWIDTH = 50e-6, 25e9
+_WIDTHS = {"float32": 4, "bfloat16": 2}  # bytes of a gradient
 _USUAL = 0.01  # density of the break-even point if none is given
 _GBIT = 1e9 / 8
 
@@ -50,6 +51,10 @@ def add_parser(subparsers: Any) -> None:
     add("--compute", type=seconds, default=0.0, metavar="TIME", help=computing)
     compared = "compare the collectives at this density, instead of the densities that `recommended` tries"
     add("--density", type=density, help=compared)
+    dtype = "of the gradients that Horovod, DDP or FSDP2 send without compression (default: float32)"
+    add("--dtype", choices=tuple(_WIDTHS), default="float32", help=dtype)
+    shards = "FSDP2 with replicas: ranks that hold a replica together, a multiple of --gpus-per-node (default: 1)"
+    add("--shards", type=at_least(1), default=1, metavar="S", help=shards)
     add("--gpus-per-node", type=at_least(1), default=1, metavar="G", help="ranks that share a node's link (default: 1)")
     inner = "bandwidth inside a node, per direction (default: 100GB)"
     add("--inner-bandwidth", type=bandwidth, default="100GB", help=inner)
@@ -71,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
     problem = plot.unwritable(options.json, plot=options.plot)
     if options.gpus_per_node > options.ranks:
         problem = f"--gpus-per-node {options.gpus_per_node} exceeds --ranks {options.ranks}, the total over all nodes"
+    if options.ranks % options.shards or (options.shards > 1 and options.shards % options.gpus_per_node):
+        problem = f"--shards {options.shards} must divide --ranks {options.ranks}, and be a multiple of --gpus-per-node"
     if problem:
         options.parser.error(problem)
     plan = read(options)
@@ -78,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     rows = [*dense, *sparse]
     first = predictions.hardly_slower(rows)[0]  # the most precise of them: rows are in this order
     best = first.code if first in dense else code(options.density)
-    remarks = about_dense(plan, options.device, chosen, rows)
+    remarks = about_shards(plan, options.shards, options.gpus_per_node) if options.shards > 1 else []
+    remarks += about_dense(plan, options.device, chosen, rows)
     remarks += about_accuracy(plan, chosen)
     if first in sparse or not plan.computing:
         remarks += about_steps(plan, sparse, options.density is None)
@@ -100,7 +108,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(options: argparse.Namespace) -> Plan:
-    """Return the plan for a command line. If all ranks fit on one node, its inner link connects them."""
+    """Return the plan for a command line.
+
+    If all ranks fit on one node, its inner link connects them. With FSDP2, each rank of a replica exchanges its shard
+    with one rank of each other replica, while the other ranks of its node do the same over the node's link.
+    """
     gpu = options.device == "gpu"
     memory = options.memory_bandwidth or bandwidth(_MEMORY[options.device])
     # The sums of a dense allreduce are free: they are formed while the next part is in flight. This favours dense.
@@ -115,13 +127,15 @@ def read(options: argparse.Namespace) -> Plan:
         wait=_HOST_ROUND if gpu else 0.0,
     )
     staging = 2 / _HOST_BANDWIDTH if gpu else 0.0
-    outer = Link(options.latency, 1 / options.bandwidth, staging)
+    sharing = options.gpus_per_node if options.shards > 1 else 1
+    outer = Link(options.latency, sharing / options.bandwidth, staging)
     inner = Link(options.inner_latency, 1 / options.inner_bandwidth, staging)
     alone = options.ranks <= options.gpus_per_node
-    node = None if alone or options.gpus_per_node == 1 else Node(options.gpus_per_node, inner)
-    link = inner if alone and options.gpus_per_node > 1 else outer
-    size, dense, computing = options.parameters, options.dense_bandwidth, options.compute
-    return Plan(size, options.ranks, link, compute, node, dense, computing)
+    nested = options.gpus_per_node > 1 and options.shards == 1
+    node = Node(options.gpus_per_node, inner) if nested and not alone else None
+    link = inner if nested and alone else outer
+    size, ranks = math.ceil(options.parameters / options.shards), options.ranks // options.shards
+    return Plan(size, ranks, link, compute, node, options.dense_bandwidth, options.compute, _WIDTHS[options.dtype])
 
 
 def code(density: float | None) -> str:
@@ -151,6 +165,12 @@ def lines(rows: Sequence[Row], chosen: Row | None, plan: Plan) -> list[str]:
         mark = "  <- chosen" if row == chosen else ""
         found.append(f"{row.compression:{width}}  {row.cost.algorithm:12}{cells}{mark}")
     return found
+
+
+def about_shards(plan: Plan, shards: int, sharing: int) -> list[str]:
+    """Return a line on what the ranks of an FSDP2 model with replicas exchange."""
+    share = "" if sharing == 1 else f", each over its share of the link, which {sharing} ranks use at a time"
+    return [f"The {shards} ranks of a replica exchange {plan.size:,} gradients each, with other replicas{share}."]
 
 
 def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]) -> list[str]:
@@ -206,7 +226,9 @@ def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:
 def break_even(plan: Plan, density: float) -> float:
     """Return the bandwidth below which a sparse exchange is faster than Horovod's; see ``break_even_bandwidth``."""
     width = predictions.WIDTHS[predictions.preset().collective.wire]
-    return break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width) if density < 1 else 0.0
+    if density == 1:
+        return 0.0
+    return break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width, dense=plan.width)
 
 
 def verdict(plan: Plan, density: float, even: float) -> str:
@@ -214,7 +236,7 @@ def verdict(plan: Plan, density: float, even: float) -> str:
     if even == 0:
         return f"No link is slow enough for a density of {density:g} to win: it sends no fewer bytes than dense."
     if even == math.inf:
-        return f"A density of {density:g} wins at every bandwidth."
+        return f"If nothing hides the exchange, a density of {density:g} wins at every bandwidth."
     bandwidths = f"wins below {_gbit(even)}, dense above; this link has {_gbit(plan.bandwidth)}"
     return f"If nothing hides the exchange, a density of {density:g} {bandwidths}."
 

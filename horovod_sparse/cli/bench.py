@@ -185,10 +185,15 @@ def environment(transport: Any) -> dict[str, Any]:
 def title(about: dict[str, Any], options: argparse.Namespace) -> str:
     """Return the first line, which names versions, ranks, hosts and iterations."""
     return (
-        f"# horovod_sparse {about['horovod_sparse']}, {about['mpi']}: {about['ranks']} ranks on "
-        f"{about['hosts']} host{'s' if about['hosts'] > 1 else ''}, {options.iters} iterations "
+        f"# horovod_sparse {about['horovod_sparse']}, {about['mpi']}: {where(about)}, {options.iters} iterations "
         f"after {options.warmup} of warmup"
     )
+
+
+def where(about: dict[str, Any]) -> str:
+    """Return the numbers of ranks and hosts."""
+    numbers = (f"{about[name]} {name[:-1] if about[name] == 1 else name}" for name in ("ranks", "hosts"))
+    return " on ".join(numbers)
 
 
 def heads() -> list[str]:
@@ -216,5 +221,5 @@ def write(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -
             x, y = curves.setdefault(name, ([], []))
             x.append(row.nbytes)
             y.append(row.max_ms)
-        title = f"{about['ranks']} ranks on {about['hosts']} hosts: from gradients to their average"
+        title = f"{where(about)}: from gradients to their average"
         plot.save(options.plot, title, "dense vector in bytes", "time in ms", curves, {})

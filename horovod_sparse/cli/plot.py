@@ -36,14 +36,15 @@ def save(
     """Plot curves on logarithmic axes in a PNG, with a vertical line at each of the ``marked`` x values, by name."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
     for name, (x, y) in curves.items():
         axes.loglog(x, y, marker="o" if len(x) < 20 else "", label=name)
-    for name, at in marked.items():
+    for number, (name, at) in enumerate(marked.items()):  # labels at different heights, as lines may be close
         axes.axvline(at, color="grey", linestyle="--")
-        axes.text(at, 0.02, f" {name}", transform=axes.get_xaxis_transform(), rotation=90, ha="right")
+        height = 0.02 + number / len(marked)
+        axes.text(at, height, f" {name}", transform=axes.get_xaxis_transform(), rotation=90, ha="right")
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(which="both", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     write_png(figure, path)

@@ -36,6 +36,7 @@ class Plan:
         node: Ranks per node and their link; None: one rank per node, or a single node.
         dense_bandwidth: Bus bandwidth of Horovod's dense allreduce in bytes/s; None: it sends over ``link``.
         computing: Seconds of a step without exchange; 0: not known.
+        width: Bytes of a gradient without compression. Ours are float32 before they are rounded.
     """
 
     size: int
@@ -45,6 +46,7 @@ class Plan:
     node: Node | None
     dense_bandwidth: float | None = None
     computing: float = 0.0
+    width: float = ITEM_BYTES
 
     @property
     def bandwidth(self) -> float:
@@ -105,9 +107,11 @@ def dense_rows(plan: Plan) -> list[Row]:
         return replace(cost, bandwidth=cost.nbytes / plan.dense_bandwidth, latency=0.0)
 
     costs = {
-        ("none", "hvd.Compression.none"): horovod(ITEM_BYTES),
+        ("none", "hvd.Compression.none"): horovod(plan.width),
         ("fp16", "hvd.Compression.fp16"): horovod(WIDTHS["float16"]),
     }
+    if plan.width == WIDTHS["float16"]:
+        del costs["fp16", "hvd.Compression.fp16"]
     for wire in ("float16", "log8"):
         names = (f"dense:wire={wire}", f"hvs.Compression.dense(wire={wire!r})")
         costs[names] = predict("rounded", **arguments, wire=WIDTHS[wire])

@@ -23,8 +23,8 @@ def binary_bytes(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Parse a count such as 25.6M, with powers of 1000."""
-    number = _number(text, _DECIMAL, "a number such as 25600000 or 25.6M")
+    """Parse a count such as 25.6M or 1.3B, with powers of 1000."""
+    number = _number(text, {**_DECIMAL, "b": 1e9}, "a number such as 25600000, 25.6M or 1.3B")
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
     return round(number)

@@ -52,8 +52,7 @@ class Auto(Base):
 
         keep: float | None = number(
             KEEP,
-            lambda x: x >= KEEP,
-            f"at least {KEEP:g}",
+            least=KEEP,
             hint="with fewer sums Ok-Topk is less accurate than the others at the same density, so auto, which "
             "compares times, does not take it; collective=oktopk takes any",
         )

@@ -22,7 +22,7 @@ from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
 from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
-from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
+from horovod_sparse.rules.threshold import ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class OkTopk(Base):
             throttle: Number of concurrent exchanges during split and reduce.
         """
 
-        keep: float | None = number(None, lambda x: x > 0, "above 0", hint="None returns what is cut")
+        keep: float | None = number(None, above=0, hint="None returns what is cut")
         tau_threshold: int = integer(32, least=1)
         tau_partition: int = integer(64, least=1)
-        global_low: float = number(2 / 3, *LOW)
-        global_high: float = number(4 / 3, *UP)
-        global_up: float = number(1.008, *UP)
-        global_down: float = number(1.008, *UP)
+        global_low: float = number(2 / 3, above=0, most=1)
+        global_high: float = number(4 / 3, least=1)
+        global_up: float = number(1.008, least=1)
+        global_down: float = number(1.008, least=1)
         throttle: int = integer(4, least=1)
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:

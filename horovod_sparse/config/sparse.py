@@ -63,7 +63,7 @@ class Sparse(RuleOptions):
         ValueError: A value is out of range, or two rules cannot be combined.
     """
 
-    density: float = number(MISSING, lambda x: 0 < x <= 1, "in (0, 1]", hint="0.01 sends 1 % of the gradients")
+    density: float = number(MISSING, above=0, most=1, hint="0.01 sends 1 % of the gradients")
     sparsifier: RuleOptions = field(default_factory=TopK.Options)
     memory: RuleOptions = field(default_factory=Residual.Options)
     collective: RuleOptions = field(default_factory=TopkA.Options)

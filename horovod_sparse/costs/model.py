@@ -97,11 +97,13 @@ def break_even_bandwidth(
     algorithms: Iterable[str] = CANDIDATES,
     wire: float | None = None,
     keep: float | None = KEEP,
+    dense: float | None = None,
 ) -> float:
     """Return the bandwidth in bytes/s below which the best of the algorithms beats Horovod's dense allreduce.
 
     Every cost is a line over the seconds per byte. The lines of an algorithm, with coded or plain indices, and of dense
     cross at one bandwidth at most. See ``predict`` for the arguments; only the latency of the link is used.
+    ``dense`` is the number of bytes of an element in the dense allreduce; None: ``itemsize``.
 
     Returns:
         The bandwidth; infinity if an algorithm wins at any bandwidth, 0 if none sends less than dense.
@@ -115,7 +117,7 @@ def break_even_bandwidth(
         )
         return free.total, unit.bandwidth - free.bandwidth
 
-    dense, dense_bytes = line("horovod", "plain", width=None)
+    seconds_dense, bytes_dense = line("horovod", "plain", width=dense)
     lines = itertools.starmap(line, itertools.product(algorithms, ("plain", "coded")))
-    compared = [(seconds - dense, dense_bytes - nbytes) for seconds, nbytes in lines]
+    compared = [(seconds - seconds_dense, bytes_dense - nbytes) for seconds, nbytes in lines]
     return max((saved / more if more > 0 else math.inf for more, saved in compared if saved > 0), default=0.0)

@@ -6,17 +6,27 @@ bfloat16 is that of ml_dtypes. Conversions are NumPy's, which is fast enough.
 # ruff: noqa: D103
 
 import os
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-import horovod_sparse.kernels._cpu as _cpu
 from horovod_sparse.kernels.formats import check_own, format_of
 from horovod_sparse.kernels.formats import largest as largest_of
 from horovod_sparse.kernels.protocol import Kernels
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
+
+try:
+    import horovod_sparse.kernels._cpu as _cpu
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"the C++ module of {Path(__file__).parents[1]} was not built: if this is a checkout, and horovod_sparse is "
+        "installed elsewhere, start Python in another folder, or with `python -P`; to use the checkout, "
+        "`pip install --editable .` builds it",
+        name=error.name,
+    ) from error
 
 _typed = cast(Kernels, _cpu)
 accumulate = _typed.accumulate

@@ -23,9 +23,7 @@ class CompressedOptions(RuleOptions):
     """
 
     compressor: str = one_of("sketch", "sketch", "quantize")
-    saving: float = number(
-        0.6, lambda x: 0 < x < 1, "in (0, 1)", hint="0.6 keeps a sketch of 40 % of the residual's size"
-    )
+    saving: float = number(0.6, above=0, below=1, hint="0.6 keeps a sketch of 40 % of the residual's size")
     rows: int = one_of(1, 1, 3, 5, hint="a value is the median over the rows")
     bits: int = one_of(8, 4, 8)
     seed: int = integer(0)

@@ -53,12 +53,12 @@ class MomentumCorrection(Residual):
 
         elementwise = True
 
-        momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
+        momentum: float | None = number(None, least=0, below=1, hint="None uses the optimizer's")
         nesterov: bool = flag(False)
-        fresh: float | None = number(None, lambda x: 0 <= x <= 1, "in [0, 1]", hint="None keeps the momentum's form")
-        limit: float | None = number(None, lambda x: x > 1, "above 1", hint="None sets no limit")
+        fresh: float | None = number(None, least=0, most=1, hint="None keeps the momentum's form")
+        limit: float | None = number(None, above=1, hint="None sets no limit")
         masking: bool = flag(False)
-        max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None disables clipping")
+        max_norm: float | None = number(None, above=0, hint="None disables clipping")
 
         def __post_init__(self) -> None:
             """Check the fields, and that ``nesterov`` comes with ``momentum``."""

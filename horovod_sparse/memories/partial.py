@@ -24,8 +24,8 @@ class Partial(Contractive):
 
         beta: float = number(
             0.5,
-            lambda x: 0 < x < 1,
-            "in (0, 1)",
+            above=0,
+            below=1,
             hint="it is the share of the error that is not fed back, and with 1 the error would grow without bound",
         )
 

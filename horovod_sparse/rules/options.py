@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -86,21 +87,38 @@ def integer(default: int | None, *, least: int = 0, most: int = _MOST, hint: str
     return _option(default, fits, range_, hint, free)
 
 
-def number(default: Any, fits: Callable[[float], bool], range_: str, *, hint: str = "", required: bool = False) -> Any:
+def number(
+    default: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    hint: str = "",
+    required: bool = False,
+) -> Any:
     """Declare an option that is a finite number; None is allowed if it is the default and no value is required.
 
     Args:
         default: Default value.
-        fits: Predicate for the valid range.
-        range_: The range in words, such as "in (0, 1]".
+        least: Smallest value allowed.
+        most: Largest value allowed.
+        above: Number that a value must exceed.
+        below: Number that a value must stay below.
         hint: Advice that is added to the error message for an invalid value.
         required: Whether None is refused although it is the default.
     """
 
-    def is_valid(value: Any) -> bool:
-        return is_number(value) and fits(value)
+    def fits(value: Any) -> bool:
+        return is_number(value) and least <= value <= most and above < value < below
 
-    return _option(default, is_valid, lambda _: range_, hint, required=required)
+    bounds = {"at least": least, "above": above, "at most": most, "below": below}
+    known = [f"{name} {bound:g}" for name, bound in bounds.items() if math.isfinite(bound)]
+    range_ = " ".join(known) or "a finite number"
+    if len(known) == 2:
+        low = f"({above:g}" if above > least else f"[{least:g}"
+        range_ = f"in {low}, {f'{below:g})' if below < most else f'{most:g}]'}"
+    return _option(default, fits, lambda _: range_, hint, required=required)
 
 
 def flag(default: bool) -> Any:

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from horovod_sparse.rules.states import checked_integer, checked_number
-
-_Range: TypeAlias = tuple[Callable[[float], bool], str]
-
-# Arguments of ``options.number``: LOW for the band's lower end, UP for its upper end and for the adjustment factors.
-LOW: _Range = (lambda x: 0 < x <= 1, "in (0, 1]")
-UP: _Range = (lambda x: x >= 1, "at least 1")
 
 
 class ReusedThreshold:

@@ -40,9 +40,9 @@ class Accordion(Constant):
             steps_per_epoch: Number of steps that count as an epoch; None: ``optimizer.set_epoch`` sets the epoch.
         """
 
-        high_density: float = number(0.1, lambda x: 0 < x <= 1, "in (0, 1]")
+        high_density: float = number(0.1, above=0, most=1)
         interval: int = integer(10, least=1)
-        change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 is half of the previous norm")
+        change: float = number(0.5, above=0, hint="0.5 is half of the previous norm")
         steps_per_epoch: int | None = integer(None, least=1, hint="leave it out to use optimizer.set_epoch()")
 
     predictable = False

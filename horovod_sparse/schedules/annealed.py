@@ -24,7 +24,7 @@ class Annealed(Constant):
             interval: Steps between readings of the learning rate; each costs a message per bucket.
         """
 
-        floor: float = number(0.2, lambda x: 0 < x <= 1, "in (0, 1]")
+        floor: float = number(0.2, above=0, most=1)
         interval: int = integer(20, least=1)
 
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:

@@ -38,11 +38,11 @@ class GraVAC(Constant):
             gain: Denominator of the gain: "gradient", as published, or "accumulated", which is residual plus gradient.
         """
 
-        cf_max: float = number(1000.0, lambda x: x >= 1, "at least 1")
-        cf_step: float = number(2.0, lambda x: x > 1, "above 1", hint="candidates must increase")
+        cf_max: float = number(1000.0, least=1)
+        cf_step: float = number(2.0, above=1, hint="candidates must increase")
         window: int = integer(500, least=1)
-        eps: float = number(0.7, lambda x: 0 < x <= 1, "in (0, 1]")
-        omega: float = number(0.01, lambda x: 0 <= x < 1, "in [0, 1)")
+        eps: float = number(0.7, above=0, most=1)
+        omega: float = number(0.01, least=0, below=1)
         gain: str = one_of("gradient", "gradient", "accumulated")
 
     weighs = True

@@ -40,9 +40,9 @@ class Measured(Constant):
         """
 
         densities: tuple[float, ...] = (1.0, 0.1, 0.03, 0.01, 0.002)
-        least: float = number(1.0, lambda x: 0 < x <= 1, "in (0, 1]")
+        least: float = number(1.0, above=0, most=1)
         rounded: bool = flag(True)
-        max_exposed: float = number(0.05, lambda x: x >= 0, "at least 0")
+        max_exposed: float = number(0.05, least=0)
         trial: int = integer(4, least=2, hint="the first step of a trial is not counted")
         trial_steps: int = integer(100, least=1)
         record: str | None = text(None, free=True)

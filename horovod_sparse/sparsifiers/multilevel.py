@@ -22,7 +22,7 @@ class MultiLevel(Fused):
             cf_min: Compression factor of the first level; if it leaves fewer than k entries, there is only one level.
         """
 
-        cf_min: float = number(10.0, lambda x: x >= 1, "at least 1", hint="10 keeps a tenth of the elements")
+        cf_min: float = number(10.0, least=1, hint="10 keeps a tenth of the elements")
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Move the k largest magnitudes out of the accumulator, or all if there are fewer than k."""

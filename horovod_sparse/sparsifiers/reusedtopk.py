@@ -10,7 +10,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import integer, number
-from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
+from horovod_sparse.rules.threshold import ReusedThreshold
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
@@ -38,9 +38,9 @@ class ReusedTopK(Fused):
         """
 
         tau_threshold: int = integer(32, least=1)
-        local_low: float = number(2 / 3, *LOW)
-        local_high: float = number(1.0, *UP)
-        local_scale: float = number(1.012, *UP)
+        local_low: float = number(2 / 3, above=0, most=1)
+        local_high: float = number(1.0, least=1)
+        local_scale: float = number(1.012, least=1)
 
     replicated = False  # the threshold differs from rank to rank
 

@@ -24,8 +24,7 @@ class Threshold(Fused):
 
         threshold: float | None = number(
             None,
-            lambda x: x > 0,
-            "a finite number above 0",
+            above=0,
             hint="give the option threshold, the smallest magnitude to send",
             required=True,
         )

@@ -102,7 +102,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
         ("threshold", "compression 'threshold' needs threshold, as in threshold:threshold=0.1"),
         (
             "topka:sparsifier=threshold",
-            "threshold must be a finite number above 0, not None: give the option threshold",
+            "threshold must be above 0, not None: give the option threshold",
         ),
         ("topka:wire=float8", "wire must be one of float32, float16, .*, log4, fitted3, fitted2, not 'float8'"),
         ("conef:rows=2", "rows must be one of 1, 3, 5, not 2: a value is the median"),
