@@ -31,7 +31,10 @@ _NOTES = """\
 # stable: a step that reuses its blocks; every hundredth step selects new ones, at about the cost of topk
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent per rank, mean"""
 # One preset for each collective; the others differ from these in what they select.
-PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "stable", "hierarchical", "auto", "dense")
+PRESETS = (
+    *("topka", "topkdsa", "gtopk", "oktopk", "spardl", "union", "randomblock", "stable", "hierarchical", "auto"),
+    "dense",
+)
 
 # Heading, unit, width, format and attribute of `Row`.
 _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (

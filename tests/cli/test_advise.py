@@ -91,6 +91,40 @@ def test_the_most_precise_of_what_costs_no_time_is_recommended(rate, best, capsy
     assert f"Recommended: compression={best}\n" in text
 
 
+def test_gradients_in_bfloat16_take_half_as_long_without_compression_and_the_others_as_long_as_before(capsys, tmp_path):
+    wide, narrow = (
+        advise(*MODEL, *ETHERNET, "--dtype", dtype, capsys=capsys, folder=tmp_path)[1]
+        for dtype in ("float32", "bfloat16")
+    )
+    before, after = rows_of(wide), rows_of(narrow)
+    assert after["none"]["cost"] == before["fp16"]["cost"]
+    assert set(before) - set(after) == {"fp16"}
+    assert all(after[name] == before[name] for name in set(after) - {"none"})
+    assert narrow["bandwidths"]["break-even"] < wide["bandwidths"]["break-even"]
+
+
+def test_ranks_of_an_fsdp_replica_exchange_their_shards_over_a_shared_link(capsys, tmp_path):
+    text, sharded = advise(*MODEL, *ETHERNET, "--gpus-per-node", "8", "--shards", "8", capsys=capsys, folder=tmp_path)
+    shared = ("--parameters", "3.2M", "--ranks", "8", "--bandwidth", "1.25Gbit", "--latency", "5us")
+    _, alone = advise(*shared, capsys=capsys, folder=tmp_path)
+    assert sharded["rows"] == alone["rows"]
+    assert "The 8 ranks of a replica exchange 3,200,000 gradients each" in text
+    assert "8 ranks use at a time" in text
+
+
+@pytest.mark.parametrize("shards", ["3", "4"])
+def test_shards_must_divide_the_ranks_and_fill_nodes(shards, capsys):
+    with pytest.raises(SystemExit):
+        main(["advise", *MODEL, *ETHERNET, "--gpus-per-node", "8", "--shards", shards])
+    assert f"--shards {shards} must divide --ranks 64" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert hvs.__version__ in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

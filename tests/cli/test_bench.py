@@ -8,7 +8,7 @@ import launch
 import pytest
 
 from horovod_sparse.cli import main
-from horovod_sparse.cli.bench import PRESETS
+from horovod_sparse.cli.bench import PRESETS, where
 
 RUN = """
 import sys
@@ -121,3 +121,8 @@ def test_all_ranks_exit_and_one_prints_the_reason():
     assert done.stderr.count("unknown algorithm 'ringtopk'; known are: topka") == 1
     assert done.stderr.count("the folder /nowhere does not exist") == 1
     assert done.stderr.count("stable selects blocks of 64 elements, but -b gives vectors of 63") == 1
+
+
+@pytest.mark.parametrize(("ranks", "hosts", "text"), [(1, 1, "1 rank on 1 host"), (4, 2, "4 ranks on 2 hosts")])
+def test_numbers_of_ranks_and_hosts_are_in_plain_words(ranks, hosts, text):
+    assert where({"ranks": ranks, "hosts": hosts}) == text

@@ -19,6 +19,7 @@ from horovod_sparse.cli.units import at_least, bandwidth, binary_bytes, count, d
         (count, "25600000", 25_600_000),
         (count, "25.6M", 25_600_000),
         (count, "7k", 7000),
+        (count, "1.3B", 1_300_000_000),
         (count, "1e3", 1000),
         (bandwidth, "10Gbit", 1.25e9),
         (bandwidth, "100mbit/s", 1.25e7),
