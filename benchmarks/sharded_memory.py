@@ -10,6 +10,7 @@ trains for some steps of SGD without momentum, or with it where the compression 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import resource
 import subprocess
@@ -51,7 +52,8 @@ def main() -> None:
 def _measure(row: str, ranks: int, options: argparse.Namespace) -> float:
     module = [sys.executable, "-m", "benchmarks.sharded_memory", "--row", row]
     program = [*module, "--millions", str(options.millions), "--steps", str(options.steps)]
-    done = subprocess.run(["mpirun", "-np", str(ranks), *program], capture_output=True, text=True, check=False)
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}  # freed memory goes back to the system at once
+    done = subprocess.run(["mpirun", "-np", str(ranks), *program], capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise RuntimeError(f"{row} on {ranks} ranks failed: {done.stderr[-2000:]}")
     return max(map(float, re.findall(r"peak ([0-9.]+);", done.stdout)))
@@ -61,10 +63,15 @@ def _train(options: argparse.Namespace) -> None:
     hvs.ddp.init_process_group("gloo")
     ranks = distributed.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
-    warm_up = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    warm_up = nn.Linear(8, 8)
+    fully_shard(warm_up, mesh=mesh)
     warm_up(torch.ones(1, 8)).sum().backward()  # loads what torch loads late
     before = _peak()
-    model = nn.Sequential(*(fully_shard(nn.Linear(1024, 1024, bias=False), mesh=mesh) for _ in range(options.millions)))
+    model = nn.Sequential()
+    for _ in range(options.millions):
+        layer = nn.Linear(1024, 1024, bias=False)
+        fully_shard(layer, mesh=mesh)
+        model.append(layer)
     fully_shard(model, mesh=mesh)
     momentum = 0.9 if "momentum" in options.row else 0.0
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum)

@@ -63,9 +63,9 @@ class Delivered:
             indices, values = map(copy_to_host, self.sample.entries)
             place = int(abs(values).argmax())
             index, value = int(indices[place]), float(values[place])
-            if not value:
+            part = next((one for one in self._bucket.parts if 0 <= index - one.start < one.size), None)
+            if part is None or not value:  # a sketch has noise in a padding, too
                 return None
-            part = next(one for one in self._bucket.parts if index < one.start + one.size)
             gradient = gradient_of(part.key)
             return None if gradient is None else float(gradient.flatten()[index - part.start]) / value
 
