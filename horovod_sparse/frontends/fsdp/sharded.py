@@ -316,7 +316,7 @@ class ShardedExchange(ExchangingGradients):
 
     @property
     def _place(self) -> dict[str, Any]:
-        """What the state belongs to."""
+        """Rank, number of ranks and layout that a state belongs to."""
         layout = layout_of(self._units)
         return {"shard": self._shard, "shards": self._shards, "owners": self._owners, "layout": layout}
 
