@@ -1,4 +1,4 @@
-"""Small GPT sharded by FSDP2, with a sparse exchange between replicas: mpirun -np 4 python examples/fsdp.py."""
+"""Small GPT sharded by FSDP2, with sparse gradients: mpirun -np 4 python examples/fsdp.py [--fully-sharded]."""
 
 import argparse
 import inspect
@@ -57,12 +57,15 @@ def main() -> None:
     """Join the ranks, and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=2, help="ranks that share a replica, such as those of a node")
+    parser.add_argument("--fully-sharded", action="store_true", help="one replica, over all ranks")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--compression", default="recommended:density=0.01,max_norm=10")
+    parser.add_argument("--compression", default="recommended:density=0.01")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
     hvs.ddp.init_process_group()
+    if options.fully_sharded:
+        options.shards = torch.distributed.get_world_size()
     if torch.distributed.get_world_size() % options.shards:
         parser.error(f"--shards {options.shards} does not divide the {torch.distributed.get_world_size()} ranks")
     train(options)
@@ -84,9 +87,12 @@ def train(options: argparse.Namespace) -> None:
         fully_shard(block, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    exchange = hvs.fsdp.sparse_all_reduce(
-        model, group=mesh.get_group("replicate"), compression=hvs.parse(options.compression), optimizer=optimizer
-    )
+    compression = hvs.parse(options.compression)
+    exchange: hvs.fsdp.ShardedExchange | hvs.fsdp.ReplicaExchange
+    if options.fully_sharded:
+        exchange = hvs.fsdp.sparse_reduce_scatter(model, compression, optimizer)
+    else:
+        exchange = hvs.fsdp.sparse_all_reduce(model, mesh.get_group("replicate"), compression, optimizer)
 
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     torch.manual_seed(rank)  # different data on every rank
@@ -98,7 +104,7 @@ def train(options: argparse.Namespace) -> None:
         loss.backward()
         optimizer.step()
         if step % 20 == 0 and rank == 0:
-            print(f"step {step}: loss {loss.item():.3f}, {exchange.traffic.bytes_sent:,} bytes sent to other replicas")
+            print(f"step {step}: loss {loss.item():.3f}, {exchange.traffic.bytes_sent:,} bytes sent")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ class Bucket:
 
     Attributes:
         layout: The segments.
+        parts: Positions at which this rank gets the results of gradients.
         device: The device of the gradients.
         pipeline: The pipeline, which holds what is remembered between steps.
         collected: Gradients of the step in progress.
@@ -112,6 +113,7 @@ class Bucket:
         self, layout: Layout, settings: Settings, transport: Transport, shared: dict[type[Any], Any] | None = None
     ) -> None:
         self.layout = layout
+        self.parts: Sequence[Segment] = layout.segments
         self.collected = StepGradients(layout.keys)
         self._hold_zeros = settings.hold_zeros
         self.device = layout.device
@@ -235,6 +237,10 @@ class Bucket:
         with self.device.work():
             self.pipeline.replace_momentum()
 
+    def places(self, part: Segment) -> Sequence[tuple[int, int]]:
+        """Return begin and end of all positions of the gradient of one of ``parts``, on which others get results."""
+        return [(part.start, part.start + part.size)]
+
     def undo(self) -> None:
         """Return to the state before the last step."""
         with self.device.work():
@@ -254,7 +260,7 @@ class Bucket:
             copy: Copies an array to the host.
             buffers: An optimizer's buffers that belong to the state, by the keys of the gradients of all buckets.
         """
-        own = {key: buffers[key].detach() for key in self.layout.keys if key in buffers}
+        own = {part.key: buffers[part.key].detach() for part in self.parts if part.key in buffers}
         with self.device.work():
             # In the precision in which gradients are exchanged.
             fitting = {key: one.to(real_dtype(one.dtype)).contiguous() for key, one in own.items()}

@@ -21,7 +21,7 @@ class Delivered:
     Args:
         bucket: The bucket.
         pipeline: Pipeline of the bucket.
-        segment: Positions of the gradient.
+        part: Positions of the gradient, as in ``Bucket.parts``.
 
     Attributes:
         key: Key of the gradient.
@@ -30,9 +30,10 @@ class Delivered:
         handover: What an optimizer's momentum holds of what was delivered for the bucket.
     """
 
-    def __init__(self, bucket: Bucket, pipeline: SparsePipeline, segment: Segment) -> None:
+    def __init__(self, bucket: Bucket, pipeline: SparsePipeline, part: Segment) -> None:
         self._bucket, self._pipeline, self.handover = bucket, pipeline, pipeline.handover
-        self.key, self._start, self.size = segment
+        self.key, self._start, self.size = part
+        self._places = bucket.places(part)
         self.number = bucket.layout.number
 
     @property
@@ -62,9 +63,11 @@ class Delivered:
             indices, values = map(copy_to_host, self.sample.entries)
             place = int(abs(values).argmax())
             index, value = int(indices[place]), float(values[place])
-            segment = next(one for one in self._bucket.layout.segments if index < one.start + one.size)
-            gradient = gradient_of(segment.key)
-            return None if gradient is None or not value else float(gradient.flatten()[index - segment.start]) / value
+            part = next((one for one in self._bucket.parts if 0 <= index - one.start < one.size), None)
+            if part is None or not value:  # a sketch has noise in a padding, too
+                return None
+            gradient = gradient_of(part.key)
+            return None if gradient is None else float(gradient.flatten()[index - part.start]) / value
 
     def change(self) -> torch.Tensor | None:
         """Return how the optimizer's next step changes the delivered velocity; None if there is none."""
@@ -98,4 +101,5 @@ class Delivered:
     def drop_momentum(self) -> None:
         """Forget the gradient's momentum, which every rank's optimizer has lost."""
         with self._bucket.device.work():
-            self._pipeline.drop_momentum(self._start, self._start + self.size)
+            for start, end in self._places:
+                self._pipeline.drop_momentum(start, end)

@@ -139,7 +139,7 @@ class Exchange:
         self.groups |= {member.key: member.group for member in members}
         for bucket in buckets:
             if isinstance(bucket.pipeline, SparsePipeline):
-                parts = [Delivered(bucket, bucket.pipeline, segment) for segment in bucket.layout.segments]
+                parts = [Delivered(bucket, bucket.pipeline, part) for part in bucket.parts]
                 self.delivered |= {part.key: part for part in parts}
 
     def _bucket(self, layout: Layout) -> Bucket:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_sparse.engine.bucket import Bucket, Prepared, Settings, StepGradients
-from horovod_sparse.engine.layout import Layout
+from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 
@@ -28,11 +28,28 @@ class Columns(NamedTuple):
     width: int
 
 
+class Shard(NamedTuple):
+    """Shard of one parameter in a rank's region of a bucket.
+
+    Attributes:
+        key: Name of the parameter.
+        place: First position in the region.
+        width: Number of positions, the same in each rank's region.
+        size: Number of elements that this rank holds; the other positions are padding.
+    """
+
+    key: str
+    place: int
+    width: int
+    size: int
+
+
 class ScatteredBucket(Bucket):
     """Bucket with one region for each rank, whose owner alone gets the result.
 
     Args:
         layout: One segment, whose size is a multiple of the world size.
+        shards: What the regions hold, ascending by place.
         settings: Settings of all buckets of the model.
         transport: The ranks that take part.
         shared: State that the rules of all buckets of the model share.
@@ -43,11 +60,18 @@ class ScatteredBucket(Bucket):
     """
 
     def __init__(
-        self, layout: Layout, settings: Settings, transport: Transport, shared: dict[type[Any], Any] | None = None
+        self,
+        layout: Layout,
+        shards: Sequence[Shard],
+        settings: Settings,
+        transport: Transport,
+        shared: dict[type[Any], Any] | None = None,
     ) -> None:
         super().__init__(layout, replace(settings, scatters=True), transport, shared)
         self.key, self.width = layout.segments[0].key, layout.size // transport.size
         self._rank, self._ranks = transport.rank, transport.size
+        self._shards = {shard.key: shard for shard in shards}
+        self.parts = [Segment(shard.key, self._rank * self.width + shard.place, shard.size) for shard in shards]
         self._columns: Sequence[Columns] = ()  # of the step in progress
         self._result: torch.Tensor
 
@@ -60,6 +84,12 @@ class ScatteredBucket(Bucket):
         self._columns = columns
         self._result = torch.empty(self.width, dtype=self.layout.dtype, device=self.layout.torch_device)
         return self._result
+
+    def places(self, part: Segment) -> Sequence[tuple[int, int]]:
+        """Return begin and end of a parameter's shard in each region."""
+        shard = self._shards[part.key]
+        starts = range(shard.place, self.layout.size, self.width)
+        return [(start, start + shard.width) for start in starts]
 
     def _prepare(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> Prepared:
         rows = collected.gradients[self.key]

@@ -73,7 +73,7 @@ class _Watch:
                     factor = factor_of(bucket, delivered.unit)
                     if factor is not None:
                         rounding = _ROUNDING.get(p.element_size(), 1e-3)
-                        self._compare(delivered, factor * _scale(optimizer), rounding, exchange.scaled)
+                        self._compare(delivered, factor * _scale(optimizer), rounding, exchange)
 
     def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
@@ -83,13 +83,13 @@ class _Watch:
             self._known[exchange] = selected, by_bucket(own)
         return self._known[exchange][1]
 
-    def _compare(self, delivered: Delivered, factor: float, rounding: float, scaled: bool) -> None:
+    def _compare(self, delivered: Delivered, factor: float, rounding: float, exchange: GradientExchange) -> None:
         if abs(factor - 1) <= rounding:
             factor = 1.0
         before = self._before.get(delivered, factor)
         self._before[delivered] = factor
         octaves = math.log2(factor / before)
-        if not self._warned and abs(octaves - (round(octaves) if scaled else 0)) > rounding:
+        if not self._warned and abs(octaves - (round(octaves) if exchange.scaled else 0)) > rounding:
             self._warned = True
             if job().rank:
                 return
@@ -98,10 +98,10 @@ class _Watch:
                 "entries are sums over many steps, to which the factor of one step does not belong. If the script "
                 "divides by the number of tokens or samples, let it divide the loss instead, before backward(). If it "
                 "scales the loss, pass its scaler as grad_scaler. If it clips, stop that (max_grad_norm=0 in a "
-                "Trainer), and let the compression clip each rank's gradient before the exchange: memory='momentum' "
-                "with max_norm, see Clipping in docs/ddp.md",
+                "Trainer), and %s",
                 factor,
                 before,
+                exchange.instead_of_clipping,
             )
 
 

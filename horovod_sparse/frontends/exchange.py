@@ -41,6 +41,7 @@ class GradientExchange(Exchange):
         factor: Factor on the totals; 1/P averages.
         stall: Limits of the wait for a bucket.
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
+        instead_of_clipping: Remedy for scripts that clip exchanged gradients, for messages.
         without_exchange: How a script computes gradients without an exchange, for messages.
         no_exchange_in_progress: Returns whether no exchange is in progress; may end one that is complete.
         settings: Other arguments of ``Exchange``.
@@ -48,6 +49,7 @@ class GradientExchange(Exchange):
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         selected: What was delivered of each parameter whose gradient is selected from.
+        instead_of_clipping: The argument.
         no_exchange_in_progress: The argument.
     """
 
@@ -60,6 +62,8 @@ class GradientExchange(Exchange):
         stall: Limits,
         *,
         residual_unit: str | None = None,
+        instead_of_clipping: str = "let the compression clip each rank's gradient before the exchange: "
+        "memory='momentum' with max_norm, see Clipping in docs/ddp.md",
         without_exchange: str = "",
         no_exchange_in_progress: Callable[[], bool],
         **settings: Any,
@@ -67,7 +71,7 @@ class GradientExchange(Exchange):
         super().__init__(sparse, transport, factor, stall, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.selected: Mapping[torch.Tensor, Delivered] = {}
-        self.no_exchange_in_progress = no_exchange_in_progress
+        self.no_exchange_in_progress, self.instead_of_clipping = no_exchange_in_progress, instead_of_clipping
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked

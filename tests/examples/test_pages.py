@@ -53,11 +53,12 @@ def test_three_ranks_exchange_arrays_and_learn_from_a_fifteenth_of_the_bytes() -
 
 
 @pytest.mark.full
-def test_two_sharded_replicas_learn_from_a_twentieth_of_the_bytes() -> None:
-    printed = output("fsdp.py", "fsdp.md", ranks=4, arguments=("--steps", "40"))
+@pytest.mark.parametrize(("arguments", "ranks", "shards"), [((), 4, 2), (("--fully-sharded",), 2, 1)])
+def test_sharded_models_learn_from_a_tenth_of_the_bytes(arguments: tuple[str, ...], ranks: int, shards: int) -> None:
+    printed = output("fsdp.py", "fsdp.md", ranks=ranks, arguments=("--steps", "40", *arguments))
     losses = [float(loss) for loss in re.findall(r"loss (\S+),", printed)]
     sent = [int(number.replace(",", "")) for number in re.findall(r"(\S+) bytes sent", printed)]
     assert len(losses) == len(sent) == 2, printed
     assert losses[-1] < losses[0] < 5.5  # 5.5 is to guess
-    shard = 4 * 8.7e5 / 2  # bytes of the gradients on one rank
-    assert 0 < sent[-1] / 40 < shard / 20
+    dense = 4 * 8.7e5 / shards  # bytes of the gradients that a rank exchanges
+    assert 0 < sent[-1] / 40 < dense / 20

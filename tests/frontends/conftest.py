@@ -21,12 +21,26 @@ def spans() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def mesh(group: None, comm: Any) -> Any:
-    """Two shards in each replica at an even number of ranks above 2; else each rank is a replica."""
-    from torch.distributed.device_mesh import init_device_mesh
+def meshes_of_group(group: None) -> None:
+    """Forget meshes that are equal to later ones, but of a process group that is gone."""
     from torch.distributed.tensor import debug
 
-    debug._clear_sharding_prop_cache()  # has meshes that are equal, but of a process group that is gone
+    debug._clear_sharding_prop_cache()
+
+
+@pytest.fixture(scope="module")
+def shards(meshes_of_group: None, comm: Any) -> Any:
+    """A mesh of all ranks, each of which holds a shard."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (comm.Get_size(),))
+
+
+@pytest.fixture(scope="module")
+def mesh(meshes_of_group: None, comm: Any) -> Any:
+    """Two shards in each replica at an even number of ranks above 2; else each rank is a replica."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     ranks = comm.Get_size()
     shards = 2 if ranks % 2 == 0 and ranks > 2 else 1
     return init_device_mesh("cpu", (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))

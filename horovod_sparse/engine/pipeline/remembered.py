@@ -57,7 +57,8 @@ class Remembering(Pipeline):
         self._kept = False  # whether that step has begun
         self.rules = Rules(sparse, context, transport)
         self._headroom = Headroom(context, self.rules.memory)
-        self._limit = Limit(None if sparse.momentum is None else sparse.momentum.limit, context.ranks)
+        keepers = 1 if context.scatters else context.ranks  # of what a total leaves out
+        self._limit = Limit(None if sparse.momentum is None else sparse.momentum.limit, keepers)
         self.handover = Handover(context)
         self.replaced = False
         self._replaced_here = False  # on this rank, since the last step of the optimizer

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from horovod_sparse.engine.state import leader
+from horovod_sparse.frontends.fsdp.reshard import held_in
 from horovod_sparse.frontends.fsdp.scattering import Unit
 
 
@@ -20,48 +22,124 @@ def layout_of(units: Sequence[Unit]) -> dict[str, dict[str, list[int]]]:
     return layout
 
 
-def resharded(state: Mapping[str, Any], own: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return a rank's state with the arrays of its memories in the layout of another number of ranks.
+def merged_states(
+    states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the states that a rank takes over from another number of ranks, and what it takes from all, in its layout.
 
     Args:
-        state: State of an old rank.
+        states: States of all old ranks, in their order.
         own: State of this rank, for its layout.
         sizes: Numbers of elements of the parameters.
 
+    Returns:
+        States with the memories of old ranks, whose sum over the new ranks is that over the old ones; and a state with
+        what an optimizer holds of this rank's region.
+
     Raises:
-        ValueError: The state belongs to another model.
+        ValueError: The states belong to another model, or their memories have different units.
     """
-    old, new = state["layout"], own["layout"]
+    old, new = states[0]["layout"], own["layout"]
     if {key: list(parts) for key, parts in old.items()} != {key: list(parts) for key, parts in new.items()}:
         raise ValueError(
             f"the state holds residuals of {old}, but here they are {new}: load it with the model, dense_below and "
             "param groups it was saved with"
         )
-    buckets = []
-    for bucket in state["buckets"]:
-        key = bucket["parameters"][0]
-        memory = {
-            name: _moved(array, state["shards"], old[key], own["shards"], new[key], sizes)
-            for name, array in bucket.get("memory", {}).items()
+    conversion = _Conversion(states, own, sizes)
+    number, numbers = own["owners"].index(own["shard"]), len(own["owners"])
+    taken = range(number, len(states[0]["owners"]), numbers)
+    together = [[state for state in states if state["owners"].index(state["shard"]) == one] for one in taken]
+    return [conversion.with_memories(parts) for parts in together], conversion.leader()
+
+
+class _Conversion:
+    """Conversion of the states of all old ranks to the regions of this rank; arguments as of ``merged_states``."""
+
+    def __init__(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self._states, self._own, self._sizes = states, own, sizes
+
+    def with_memories(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one state with the memories of old ranks of which each had other regions."""
+        buckets = []
+        for number, first in enumerate(parts[0]["buckets"]):
+            memory = dict(first.get("memory", {}))
+            for name in [name for name, value in memory.items() if isinstance(value, torch.Tensor)]:
+                rows = {
+                    owner: row
+                    for part in parts
+                    for owner, row in zip(
+                        part["owners"], _rows(part, part["buckets"][number]["memory"][name]), strict=True
+                    )
+                }
+                memory[name] = self._moved(first["parameters"][0], rows)[self._own["owners"]].flatten()
+            buckets.append({**first, "memory": memory} if memory else first)
+        return {**parts[0], "buckets": buckets}
+
+    def leader(self) -> dict[str, Any]:
+        """Return the state of the old rank 0, with what the optimizers of all ranks hold of this rank's region."""
+        buckets = leader(dict(self._states[0]))["buckets"]
+        for number, bucket in enumerate(buckets):
+            if "handover" in bucket:
+                self._require_same_units([state["buckets"][number] for state in self._states])
+                bucket["handover"] = self._handover(number, bucket["parameters"][0])
+                bucket |= self._buffers(number)
+        return {"buckets": buckets}
+
+    def _handover(self, number: int, key: str) -> dict[str, Any]:
+        rows, owners = {}, self._own["owners"]
+        width = sum(width for _, width in self._states[0]["layout"][key].values())
+        for state in self._states:
+            held = held_in(state["buckets"][number]["handover"], width * len(state["owners"]))
+            rows[state["shard"]] = _rows(state, held)[state["owners"].index(state["shard"])]
+        row = self._moved(key, rows)[self._own["shard"]]
+        (indices,) = row.nonzero(as_tuple=True)
+        begin = owners.index(self._own["shard"]) * len(row)
+        mode = self._states[0]["buckets"][number]["handover"]["mode"]
+        return {"indices": (begin + indices).int(), "values": row[indices], "mode": mode}
+
+    def _buffers(self, number: int) -> dict[str, Any]:
+        """Return the momentum buffers of this rank's shards, if there are any."""
+        saved = [state["buckets"][number].get("buffers", {}) for state in self._states]
+        buffers = {}
+        for name in set.intersection(*map(set, saved)):
+            full = torch.cat([one[name].flatten() for one in saved])
+            width = next(parts[name][1] for parts in self._own["layout"].values() if name in parts)
+            buffers[name] = full[self._own["shard"] * width :][:width].clone()
+        return {"buffers": buffers} if buffers else {}
+
+    def _moved(self, key: str, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return values of a bucket's elements by new ranks from those by old ranks; what is missing is zero."""
+        before, new, ranks = self._states[0]["layout"][key], self._own["layout"][key], self._own["shards"]
+        like = next(iter(rows.values()))
+        moved = like.new_zeros(ranks, sum(width for _, width in new.values()))
+        for name, (place, width) in new.items():
+            first, length = before[name]
+            flat = like.new_zeros(max(len(self._states) * length, ranks * width))
+            for owner, row in rows.items():
+                flat[owner * length : (owner + 1) * length] = row[first : first + length]
+            flat[self._sizes[name] :] = 0  # what a padding held
+            moved[:, place : place + width] = flat[: ranks * width].view(ranks, width)
+        return moved
+
+    @staticmethod
+    def _require_same_units(buckets: Sequence[Mapping[str, Any]]) -> None:
+        facts = {
+            (
+                0.0 if bucket["mean_unit"] or bucket["memory"].get("of_gradients") else bucket["unit"],
+                bucket["gradient_unit"],
+                bool(bucket["memory"].get("of_gradients")),
+                bucket["handover"]["mode"],
+            )
+            for bucket in buckets
         }
-        buckets.append({**bucket, "memory": memory} if "memory" in bucket else bucket)
-    return {**state, "buckets": buckets}
+        if len(facts) > 1:
+            raise ValueError(
+                f"residuals of {buckets[0]['parameters'][0]} have different units {sorted(facts)} on different ranks, "
+                "as after gradients that were not finite: load them with the number of ranks they were saved with, or "
+                "save again after another step"
+            )
 
 
-def _moved(
-    array: torch.Tensor,
-    before: int,
-    old: Mapping[str, Sequence[int]],
-    after: int,
-    new: Mapping[str, Sequence[int]],
-    sizes: Mapping[str, int],
-) -> torch.Tensor:
-    """Return an array of values of all elements of a bucket in the layout of another number of ranks."""
-    rows = array.view(before, -1)
-    moved = array.new_zeros(after, sum(width for _, width in new.values()))
-    for name, (place, width) in new.items():
-        first, length = old[name]
-        flat = array.new_zeros(after * width)
-        flat[: sizes[name]] = rows[:, first : first + length].flatten()[: sizes[name]]
-        moved[:, place : place + width] = flat.view(after, width)
-    return moved.flatten()
+def _rows(state: Mapping[str, Any], array: torch.Tensor) -> torch.Tensor:
+    """Return an array of values of a bucket's elements by the owners in a state."""
+    return array.view(len(state["owners"]), -1)

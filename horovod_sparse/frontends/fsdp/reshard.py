@@ -93,7 +93,7 @@ def _pieces(state: Mapping[str, Any]) -> Iterator[tuple[str, _Piece]]:
         if "memory" not in bucket:
             continue
         arrays = {name: array for name, array in bucket["memory"].items() if isinstance(array, torch.Tensor)}
-        arrays[_HELD] = _held(bucket["handover"], sum(chunks[key].elements for key in bucket["parameters"]))
+        arrays[_HELD] = held_in(bucket["handover"], sum(chunks[key].elements for key in bucket["parameters"]))
         start = 0
         for key in bucket["parameters"]:
             end = start + chunks[key].elements
@@ -104,7 +104,7 @@ def _pieces(state: Mapping[str, Any]) -> Iterator[tuple[str, _Piece]]:
             start = end
 
 
-def _held(handover: Mapping[str, Any], size: int) -> torch.Tensor:
+def held_in(handover: Mapping[str, Any], size: int) -> torch.Tensor:
     """Return the vector of a ``Handover`` with all its positions."""
     values: torch.Tensor = handover["values"]
     if len(values) == size and not len(handover["indices"]):

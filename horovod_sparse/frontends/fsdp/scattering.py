@@ -15,7 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.layout import Member
+from horovod_sparse.engine.scattered import Shard
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.fsdp.nodes import NodeSums
+from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.rules import Mode
 
 # Sparsifiers with which a rank selects for others, or learns from the total of all regions.
@@ -53,7 +56,7 @@ class Scattering(Protocol):
 
         Args:
             unit: The unit.
-            rows: The shards of its gradients for each rank, by rows.
+            rows: The shards of its gradients, one row for each rank that takes part in the exchange.
             sources: First columns of the parameters that have a gradient.
         """
 
@@ -68,12 +71,13 @@ class Unit:
         name: Name of the module.
         module: An FSDP module of the unit.
         parts: The trainable parameters by name, in FSDP's order.
-        members: What is exchanged.
+        members: What is exchanged, in the size of one rank's region.
     """
 
     def __init__(self, name: str, module: FSDPModule, parts: Mapping[str, Part], members: Sequence[Member]) -> None:
         self.name, self.parts, self.members = name, parts, members
         self._module = weakref.ref(module)  # which holds this object
+        self._nodes: NodeSums | None = None
         self._rows: torch.Tensor | None = None  # the input, by the rank whose shards a row holds
         self._sources: dict[str, int] = {}  # first columns of the parameters that have a gradient
         self._filled = 0  # columns of these
@@ -84,9 +88,14 @@ class Unit:
         parts = tuple((name, part.width, part.key, part.place) for name, part in self.parts.items())
         return (self.name, parts, tuple(member.key for member in self.members))
 
-    def attach(self, exchange: Scattering) -> None:
+    def shards(self, key: str) -> list[Shard]:
+        """Return what each region of a bucket with a selection holds; empty for the keys of small parameters."""
+        own = [(name, part) for name, part in self.parts.items() if part.key == key and not part.small]
+        return [Shard(name, part.place, part.width, shard_of(part.p).numel()) for name, part in own]
+
+    def attach(self, exchange: Scattering, nodes: NodeSums | None) -> None:
         """Replace FSDP's reduce-scatter; the exchange is not kept alive if it is a proxy."""
-        self._exchange = exchange
+        self._exchange, self._nodes = exchange, nodes
         me: Any = weakref.proxy(self)  # garbage collection does not see what torch's hooks hold
         for name, part in self.parts.items():
             p: Any = part.p
@@ -112,7 +121,8 @@ class Unit:
         del group, op, async_op
         self._exchange.begin_unit(self)
         output_tensor.zero_()
-        self._rows = input_tensor.view(-1, output_tensor.numel())
+        rows = input_tensor.view(-1, output_tensor.numel())
+        self._rows = rows if self._nodes is None else self._nodes.sum(rows)
         self._sources, self._filled = {}, 0
 
     def reduced(self, name: str) -> None:
@@ -164,8 +174,7 @@ def scattered_units(
             parts[names[p]] = Part(p, width, key, 0 if small else widths.get(key, 0), small)
             widths[key] = widths.get(key, 0) + width
             together = None if small else 1000 * len(units) + len(members)  # a bucket for each key
-            size = widths[key] * p.device_mesh.size()
-            members[key] = Member(key, size, torch.float32, p.device, group, together, small)
+            members[key] = Member(key, widths[key], torch.float32, p.device, group, together, small)
         if parts:
             units.append(Unit(name, module, parts, list(members.values())))
     return units
@@ -233,8 +242,11 @@ def _require_supported(p: torch.Tensor, unit: Any, call: str) -> None:
 
 def require_selection(compression: Sparse, call: str) -> None:
     """Raise ValueError if the rules of a compression do not work with a reduce-scatter."""
-    if compression.replaces_momentum:
-        raise ValueError(f"{call} does not support momentum before the selection: set memory='residual'")
+    if compression.momentum is not None and compression.momentum.max_norm is not None:
+        raise ValueError(
+            f"max_norm={compression.momentum.max_norm} does not work with {call}, which sends gradients before all of "
+            "them are known: set max_norm=None; limit in the compression bounds what a step delivers"
+        )
     sparsifier = str(compression.facts()["sparsifier"]["of"])
     if sparsifier in _OF_ALL:
         raise ValueError(

@@ -15,9 +15,8 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.layout import Layout
+from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
-from horovod_sparse.engine.state import leader
 from horovod_sparse.frontends.arguments import (
     agree_on,
     check_devices,
@@ -31,9 +30,11 @@ from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
 from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
-from horovod_sparse.frontends.fsdp.regions import layout_of, resharded
+from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
+from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
 from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 from horovod_sparse.frontends.units import check_unit
@@ -48,9 +49,25 @@ _exchanges: weakref.WeakKeyDictionary[nn.Module, ShardedExchange] = weakref.Weak
 class _Buckets(GradientExchange):
     """Exchange whose buckets are scattered, unless they are small."""
 
+    def scatter(self, units: Sequence[Unit]) -> list[Member]:
+        """Create the buckets of units, and return what is exchanged; a collective call."""
+        self._scattered = units
+        members = [member._replace(size=member.size * self.ranks) for unit in units for member in unit.members]
+        self.add(members)
+        parts = [(name, part) for unit in units for name, part in unit.parts.items()]
+        self.names |= {part.p: part.key for _, part in parts}
+        self.selected = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
+        return members
+
     def _bucket(self, layout: Layout) -> Bucket:
-        kind = Bucket if layout.small else ScatteredBucket
-        return kind(layout, self._settings, self.transport, self._shared)
+        if layout.small:
+            return super()._bucket(layout)
+        shards = [shard for unit in self._scattered for shard in unit.shards(layout.keys[0])]
+        return ScatteredBucket(layout, shards, self._settings, self.transport, self._shared)
+
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, which holds momentum of this rank's shards."""
+        return tensor
 
     def put(self, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> torch.Tensor:
         """Exchange the rows of a scattered bucket; return the tensor that receives this rank's result."""
@@ -86,34 +103,43 @@ class ShardedExchange(ExchangingGradients):
         self.optimizers = optimizers_in(optimizer)
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
+        self._members: list[Member] = []
         self._parameters: dict[str, DTensor] = {}
         self._frozen: dict[str, torch.Tensor] = {}
         self._reduced: list[Unit] = []  # in the backward pass in progress
         self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
+        self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
         self._delivered = True  # whether the last exchange has changed a gradient of this rank
-        transport = transport_of(require_scattered(model, _CALL).get_group())
+        group = require_scattered(model, _CALL).get_group()
+        transport = transport_of(group)
         assert transport is not None
         with process.communicating(f"{_CALL}()", transport):
             stalls = (stall_timeout, stall_abort)
             agree_on(transport, lambda: self._facts(model, grad_scaler, undoable, residual_unit, stalls))
+            nodes = nodes_for(compression, transport)
+            world = distributed.get_process_group_ranks(group)
+            sums = None if nodes is None else NodeSums(nodes, transport, world)
+        self._shard, self._shards = transport.rank, transport.size
+        self._owners = list(range(transport.size)) if sums is None else sums.owners
         _exchanges.update(dict.fromkeys(model.modules(), self))
         me = weakref.proxy(self)
         self._exchange = _Buckets(
             compression,
-            transport,
+            transport if nodes is None else nodes.peers,
             self.optimizers,
             1 / transport.size,
             limits(*stalls),
             grad_scaler=grad_scaler,
             undoable=undoable,
             residual_unit=residual_unit,
+            instead_of_clipping="let the compression bound what a step delivers: memory='momentum' with limit, as "
+            "recommended does",
             no_exchange_in_progress=lambda: not me._reduced,
         )
         if transport.size > 1:
-            self._exchange.add([member for unit in self._units for member in unit.members])
-            self._exchange.names |= {part.p: part.key for unit in self._units for part in unit.parts.values()}
+            self._members = self._exchange.scatter(self._units)
             for unit in self._units:
-                unit.attach(me)
+                unit.attach(me, sums)
 
     def _facts(
         self,
@@ -183,20 +209,27 @@ class ShardedExchange(ExchangingGradients):
         If gradients still hold it, this pass adds to them, and it counts as applied. If they were cleared, it is undone
         or, if that is not possible, an error is raised.
         """
-        worker = self._exchange.worker
+        worker, momentum = self._exchange.worker, self.compression.replaces_momentum
+        for optimizer, hooks in hooks_of(self._exchange).items():
+            hooks.note_changes(optimizer)
+            if hooks.may_hold_momentum:
+                hooks.note_backward(optimizer)
+        self._adds = False
         if not worker.unapplied_buckets():
             return
         require_known(self._exchange)
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         if not gradients or (self._delivered and not any(bool(shard_of(one).any()) for one in gradients)):
             worker.drop_unapplied()
-        elif self._exchange.undoable:
+        elif self._exchange.undoable or momentum:
+            reason = "momentum would decay twice" if momentum else "a step that is then skipped could not be undone"
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: gradients are added to exchanged ones before a step of the optimizer, "
-                "and a step that is then skipped could not be undone: call model.set_requires_gradient_sync(False) "
-                "for all backward passes of a step but the last"
+                f"and {reason}: call model.set_requires_gradient_sync(False) for all backward passes of a step but the "
+                "last"
             )
         else:
+            self._adds = True
             worker.confirm()
 
     def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
@@ -218,8 +251,13 @@ class ShardedExchange(ExchangingGradients):
         for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
             own = {name: part for name, part in parts.items() if part.key == key}
             taken = [Columns(sources[name], part.place, part.width) for name, part in own.items()]
-            result = self._exchange.put(key, rows, taken)
-            self._results += [(part.p, result[part.place : part.place + part.width]) for part in own.values()]
+            self._put(unit, key, rows, taken)
+
+    def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
+        """Exchange a bucket with a selection; results without a gradient here take momentum back."""
+        result = self._exchange.put(key, rows, columns)
+        own = [part for part in unit.parts.values() if part.key == key]
+        self._results += [(part.p, result[part.place : part.place + part.width]) for part in own]
 
     @eager
     def _backward_ends(self) -> None:
@@ -238,11 +276,15 @@ class ShardedExchange(ExchangingGradients):
                 self._exchange.worker.collect()
             delivered = False
             for p, result in self._results:
-                assert p.grad is not None
+                if p.grad is None:
+                    continue
                 shard = shard_of(p.grad)
                 shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
                 delivered = delivered or bool(shard.any())
             self._delivered = delivered
+            if self._adds:  # no gradient is what was delivered last
+                for bucket in self._exchange.worker.buckets:
+                    bucket.pipeline.sample = None
         finally:
             self._reduced.clear()
             self._results.clear()
@@ -250,12 +292,13 @@ class ShardedExchange(ExchangingGradients):
     def _put_missing(self) -> None:
         """Submit what this backward pass has not reduced, on no rank; its residuals are kept for later steps."""
         missing = set(self._exchange.worker.missing)
-        for member in (member for unit in self._units for member in unit.members if member.key in missing):
+        unit_of = {member.key: unit for unit in self._units for member in unit.members}
+        for member in (member for member in self._members if member.key in missing):
             if member.small:
                 zeros = torch.zeros(member.size, dtype=member.dtype, device=member.device)
                 self._exchange.worker.put(member.key, zeros, hold=True)
             else:
-                self._exchange.put(member.key, torch.empty(0, device=member.device), [])
+                self._put(unit_of[member.key], member.key, torch.empty(0, device=member.device), [])
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
@@ -269,9 +312,13 @@ class ShardedExchange(ExchangingGradients):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        transport = self._exchange.transport
-        place = {"shard": transport.rank, "shards": self._exchange.ranks, "layout": layout_of(self._units)}
-        return {**place, **self._exchange.state_dict(copy)}
+        return {**self._place, **self._exchange.state_dict(copy)}
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Rank, number of ranks and layout that a state belongs to."""
+        layout = layout_of(self._units)
+        return {"shard": self._shard, "shards": self._shards, "owners": self._owners, "layout": layout}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of the same number of ranks.
@@ -288,14 +335,13 @@ class ShardedExchange(ExchangingGradients):
         self._exchange.load_state_dict(state)
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        place = (self._exchange.transport.rank, self._exchange.ranks, layout_of(self._units))
-        return place == (state.get("shard"), state.get("shards"), state.get("layout"))
+        return all(state.get(name) == fact for name, fact in self._place.items())
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any number of ranks.
 
         The sum of the residuals of each element over the ranks is unchanged. Rank r takes over the old ranks r, r + P,
-        r + 2P and so on, where P is the number of ranks.
+        r + 2P and so on, where P is the number of ranks, or of nodes whose ranks share residuals.
 
         Args:
             states: What ``state_dict`` returned on all ranks of the training that is continued, in any order.
@@ -318,8 +364,7 @@ class ShardedExchange(ExchangingGradients):
         counts = {state["shards"] for state in by_rank.values()}
         if len(counts) != 1:
             raise ValueError(f"the states were saved by {sorted(counts)} ranks: pass those of one save")
-        taken = range(own["shard"], max(counts), own["shards"])
-        missing = sorted({0, *taken} - by_rank.keys())
+        missing = sorted(set(range(max(counts))) - by_rank.keys())
         if missing:
             raise ValueError(f"the states of ranks {missing} are missing: pass those of all ranks")
         if own["buckets"] and by_rank[0]["buckets"] and not self.compression.memory.elementwise:
@@ -328,8 +373,7 @@ class ShardedExchange(ExchangingGradients):
                 f"from {max(counts)} to {own['shards']} ranks: load it with the number of ranks it was saved with"
             )
         sizes = {name: p.numel() for name, p in self._parameters.items()}
-        mine = [resharded(by_rank[old], own, sizes) for old in taken]
-        merged, notes = self._exchange.merge(mine, leader(dict(by_rank[0])))
+        merged, notes = self._exchange.merge(*merged_states([by_rank[old] for old in sorted(by_rank)], own, sizes))
         return {**own, **merged}, notes
 
 
@@ -353,8 +397,10 @@ def sparse_reduce_scatter(
 
     Args:
         model: The model, after ``fully_shard`` over a mesh of one dimension and with its parameters on their device.
-        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, without momentum. Of its
-            collective, only ``wire`` and ``indices`` count.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``. Of its collective, only ``wire``,
+            ``indices`` and ``node_ranks`` count: if it distinguishes nodes, as ``auto`` does, the ranks of a node sum
+            their gradients dense first, where several nodes have the same number of ranks, more than one, and all
+            ranks of the job shard the model.
         optimizer: The optimizer of the model, or a list of several, as for ``SparseState``.
         grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
         undoable: Whether exchanged gradients may be dropped, as for ``DistributedOptimizer``; needs an optimizer.
@@ -368,8 +414,8 @@ def sparse_reduce_scatter(
     Raises:
         TypeError: The optimizer is not a torch optimizer.
         ValueError: The model is not sharded by FSDP2 over one mesh of one dimension; it reduces gradients in float16 or
-            float64; the compression applies momentum, or its sparsifier needs the total of all ranks; an argument is
-            out of range; or the ranks differ.
+            float64; the compression clips gradients by ``max_norm``, or its sparsifier needs the total of all ranks; an
+            argument is out of range; or the ranks differ.
     """
     require_sparse(compression, "use fully_shard alone")
     limits(stall_timeout, stall_abort)

@@ -1,0 +1,92 @@
+"""Fully sharded models whose ranks sum their gradients within a node of two first, at 4 ranks or more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws import everywhere
+from scattered import Given, check_conservation, scattered, trained
+from sharding import shard, uneven, uneven_loss
+from states import same
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from training import agree, loss_of, mlp, near, sgd
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+SPEC = "hierarchical:node_ranks=2"
+
+
+def nodes_of(ranks):
+    """Return the number of nodes between which ranks exchange sums; each is one where nodes are not alike."""
+    return ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks
+
+
+@pytest.mark.parametrize("spec", [SPEC, "auto:node_ranks=2", "recommended:wire=float32,node_ranks=2"])
+@pytest.mark.parametrize(("make", "loss"), [(mlp, loss_of), (uneven, uneven_loss)], ids=["even", "uneven"])
+def test_density_1_equals_fsdp(comm, shards, spec, make, loss):
+    how = {"make": make, "loss": loss}
+    expected, _ = trained(comm, shards, **how)
+    ours, _ = trained(comm, shards, hvs.parse(f"{spec},density=1,dense_below=50"), **how)
+    assert everywhere(comm, near(ours, expected))
+    assert agree(comm, ours)
+
+
+def test_density_1_equals_fsdp_in_bfloat16(comm, shards):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+
+    def loss(model, rank, step):
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
+        return model(x).float().square().mean()
+
+    expected, _ = trained(comm, shards, loss=loss, mp_policy=policy)
+    ours, _ = trained(comm, shards, hvs.parse(f"{SPEC},density=1"), loss=loss, mp_policy=policy)
+    assert everywhere(comm, near(ours, expected, 1e-2))
+
+
+@pytest.mark.parametrize("wire", ["float32", "log4"])
+def test_gradients_are_in_shards_or_residuals(comm, shards, wire):
+    check_conservation(comm, shards, f"{SPEC},wire={wire}", 20)
+
+
+@pytest.mark.nightly
+def test_gradients_are_in_shards_or_residuals_over_500_steps(comm, shards):
+    check_conservation(comm, shards, SPEC, 500)
+
+
+def test_a_rank_remembers_its_part_of_the_model(comm, shards):
+    """With other collectives, or with nodes that are not alike, each remembers all of it."""
+    model = shard(mlp(), shards)
+    exchange = scattered(model, hvs.parse(f"{SPEC},density=0.05,dense_below=0"), sgd(model))
+    flat = shard(mlp(), shards)
+    other = scattered(flat, hvs.parse("topka:density=0.05,dense_below=0"), sgd(flat))
+    sizes = [
+        sum(bucket["memory"]["residual"].numel() for bucket in one.state_dict()["buckets"] if "memory" in bucket)
+        for one in (exchange, other)
+    ]
+    ranks = comm.Get_size()
+    assert everywhere(comm, sizes[0] * ranks == sizes[1] * nodes_of(ranks))
+    assert everywhere(comm, ranks == 1 or sizes[0] > 0)
+
+
+def test_only_nodes_exchange_and_two_runs_have_the_same_bits(comm, shards):
+    runs = [trained(comm, shards, hvs.parse(f"{SPEC},density=0.1,dense_below=0"), steps=6) for _ in range(2)]
+    assert everywhere(comm, same(runs[0][0], runs[1][0]))
+    _, flat = trained(comm, shards, hvs.parse("topka:density=0.1,dense_below=0"), steps=6)
+    ranks = comm.Get_size()
+    if nodes_of(ranks) < ranks:
+        assert everywhere(comm, 0 < runs[0][1].traffic.bytes_sent < 0.5 * flat.traffic.bytes_sent)
+
+
+def test_unused_layers_and_gradients_that_are_not_finite(comm, shards):
+    training = Given(comm, shards, SPEC)
+    for step in range(5):
+        training.backward(step, used=("first", "second") if step == 2 else ("first", "second", "third"))
+        training.collect()
+    assert training.conserved()
+    third = training.model.third.weight
+    training.model({"third": torch.full((40, 5), torch.inf)}).backward()
+    assert everywhere(comm, bool(third.grad.full_tensor().isinf().all()))
+    training.model.zero_grad()
+    assert training.conserved()
