@@ -7,7 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
+
+_Queue: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+
+# Threads of objects that have been garbage-collected, while they run.
+_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Background:
@@ -17,7 +22,8 @@ class Background:
     function waits for other ranks could not notify them first, and both sides would deadlock. This thread is a daemon;
     ``Lifecycle.close`` joins it after it has notified the other ranks.
 
-    The thread starts with the first submission. It ends after ``close()``, or when the object is garbage-collected.
+    The thread starts with the first submission. It ends after ``close()``, or when the object is garbage-collected and
+    everything submitted is done; ``join_ending`` waits for that.
 
     Args:
         name: Name of the thread.
@@ -31,18 +37,19 @@ class Background:
         self.call = call
         self.abandoned = ""
         self._name = name
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._queue: _Queue = queue.SimpleQueue()
         self._last: Future[Any] | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # the one that was started last, if any
         # Not at exit: `Lifecycle.close` ends the thread.
-        weakref.finalize(self, self._queue.put, None).atexit = False
+        weakref.finalize(self, _end, self._queue, self._threads).atexit = False
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Queue a function to run after those submitted before it, and return its future."""
-        if self._thread is None or not self._thread.is_alive():
+        if not any(thread.is_alive() for thread in self._threads):
             # The thread has no reference to this object, so that the object can be garbage-collected.
-            self._thread = threading.Thread(target=_run, args=[self._queue], name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=_run, args=[self._queue], name=self._name, daemon=True)
+            self._threads[:] = [thread]
+            thread.start()
         self._last = future = Future[Any]()
         self._queue.put((future, function))
         return future
@@ -54,13 +61,29 @@ class Background:
 
     def close(self) -> None:
         """Wait for all functions submitted so far, and end the thread."""
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+        threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        self._threads.clear()
+        for thread in threads:
             self._queue.put(None)
             thread.join()
 
 
-def _run(submitted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+def join_ending() -> None:
+    """Wait for the threads of garbage-collected objects; to be called before the program ends.
+
+    Python would end them in the middle of a function of torch, which aborts the process.
+    """
+    for thread in list(_ending):
+        if thread is not threading.current_thread():
+            thread.join()
+
+
+def _end(submitted: _Queue, threads: list[threading.Thread]) -> None:
+    submitted.put(None)
+    _ending.update(threads)
+
+
+def _run(submitted: _Queue) -> None:
     while (item := submitted.get()) is not None:
         future, function = item
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from horovod_sparse.control.background import Background
+from horovod_sparse.control.background import Background, join_ending
 from horovod_sparse.control.watch import ADVICE, Call, FinalizedError, Watch
 from horovod_sparse.transport.base import Job, Transport
 
@@ -56,7 +56,7 @@ class Lifecycle:
             if self._job is not None:
                 return
             self._job = job
-        atexit.register(self.close)  # runs before Horovod's shutdown, which was registered earlier
+        self._close_at_exit()
         job.on_finalize(self._before_finalize)
 
     def _before_finalize(self) -> None:
@@ -131,9 +131,15 @@ class Lifecycle:
 
     def background(self, name: str, call: str = "") -> Background:
         """Create a ``Background`` thread that ``close`` waits for. Takes the arguments of ``Background``."""
+        self._close_at_exit()
         thread = Background(name, call)
         self._threads.add(thread)
         return thread
+
+    def _close_at_exit(self) -> None:
+        """Call ``close`` at exit before what was registered so far, such as Horovod's shutdown."""
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     @property
     def background_calls(self) -> tuple[str, ...]:
@@ -172,6 +178,7 @@ class Lifecycle:
             self.watch.say_farewell()
             for thread in threads:
                 thread.close()
+            join_ending()
             self.watch.close()
             for (_, name), (owner, original, replacement) in self._replaced.items():
                 if getattr(owner, name) is replacement:

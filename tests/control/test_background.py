@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 
+import launch
 import pytest
 
 from horovod_sparse.control.background import Background
@@ -60,3 +61,17 @@ def test_the_thread_ends_with_its_object_after_what_was_submitted():
     thread.join(10)
     assert log == ["slow"]
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["an object that is kept", "a garbage-collected object"])
+def test_a_program_that_ends_completes_what_was_submitted(kept):
+    """Python would abort a thread that is inside of torch."""
+    script = (
+        "import torch\n"
+        "from horovod_sparse.control.lifecycle import process\n"
+        "def many(): [torch.ones(1000).add_(1) for _ in range(3000)]; print('done')\n"
+        "background = process.background('')\n"
+        "background.submit(many)\n"
+    )
+    done = launch.python("-c", script if kept else f"{script}del background\n")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
