@@ -29,7 +29,8 @@ def test_passes_without_synchronization_are_sent_with_the_next(comm, shards):
     for step in range(6):
         training.model.set_requires_gradient_sync(step % 3 == 2)
         training.backward(step)
-        assert step % 3 == 2 or training.exchange._exchange.worker.progress().position[0] == step // 3
+        exchanged = training.exchange._exchange.worker.progress().position[0]
+        assert step % 3 == 2 or exchanged == (step // 3 if comm.Get_size() > 1 else 0)
         if step % 3 == 2:
             training.collect()
     assert training.conserved()
