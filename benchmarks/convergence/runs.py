@@ -264,7 +264,13 @@ _ALL = (
     Run("onebit-adam", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5", **_BOTH_ADAM),
     *(
         Run(f"{name}{suffix}", "Fully sharded", spec, **_FSDP, gathered=bits)
-        for name, spec in ((FSDP, "none"), ("sharded-4%", f"{_SHARDED}0.04"), ("sharded-1%", f"{_SHARDED}0.01"))
+        for name, spec in (
+            (FSDP, "none"),
+            ("sharded-4%", f"{_SHARDED}0.04"),
+            ("sharded-1%", f"{_SHARDED}0.01"),
+            ("sharded-recommended-4%", f"{_PRESET}0.04"),
+            ("sharded-recommended-1%", f"{_PRESET}0.01"),
+        )
         for suffix, bits in (("", 16), ("-8bit", 8), ("-4bit", 4))
     ),
 )
