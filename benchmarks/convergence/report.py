@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import markdown
-from benchmarks.convergence.claims import CLAIMS, Claim
+from benchmarks.convergence.claims import CLAIMS, Claim, Verdict
 from benchmarks.convergence.figures import plot_grid, plot_overview
 from benchmarks.convergence.results import Interval, Record, Results, read_records, records_path
 from benchmarks.convergence.runs import (
@@ -108,6 +108,7 @@ def sections(results: Results) -> dict[str, str]:
         claims = CLAIMS.get(source, ())
         names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
         names |= set(_REFERENCES) if source == OWN else set()
+        names |= {RUNS[name].baseline for name in names} - {DENSE}
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
         if not any(RUNS[run].group == source for run in shown):
             parts[source] = _NOTHING
@@ -174,11 +175,12 @@ def verdicts(results: Results, claims: Sequence[Claim]) -> str:
     tasks = [task for task in results.tasks if any(task in on for on in found.values())]
     if not tasks:
         return ""
-    rows = [
-        [name, *(f"**{on[task].word}** ({on[task].numbers})" if task in on else "" for task in tasks)]
-        for name, on in found.items()
-    ]
+    rows = [[name, *(_verdict(on[task]) if task in on else "" for task in tasks)] for name, on in found.items()]
     return markdown(["claim", *tasks], rows, left=1 + len(tasks))
+
+
+def _verdict(verdict: Verdict) -> str:
+    return f"**{verdict.word}** ({verdict.numbers})" if verdict.word else verdict.numbers
 
 
 def partial_table(results: Results) -> str:

@@ -73,7 +73,7 @@ _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
 _BOTH_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM}
 _DGC: dict[str, Any] = {"optimizer": "memory"}
-_FSDP: dict[str, Any] = {"optimizer": "adam", "baseline": FSDP, "tasks": ()}
+_FSDP: dict[str, Any] = {"optimizer": "adam", "baseline": FSDP, "tasks": (STDLIB,)}
 _SHARDED = "topka:indices=coded,wire=log8,density="
 # Four times the steps show whether runs that are behind catch up.
 _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x", "tasks": (FASHION,), **_LONGER}
@@ -170,7 +170,7 @@ _ALL = (
             ("dense", "none", "momentum", {STDLIB: 2.25, FASHION: 3.4}),
             ("dense-nesterov", "none", "nesterov", {STDLIB: 2.25, FASHION: 3.4}),
             ("recommended", f"{_RECOMMENDED}0.01", "momentum", {STDLIB: 1.5, FASHION: 2.25}),
-            ("powersgd-4", "powersgd:rank=4", "nesterov", {STDLIB: 2.25}),
+            ("powersgd-4-nesterov", "powersgd:rank=4", "nesterov", {STDLIB: 2.25}),
         )
     ),
     *(

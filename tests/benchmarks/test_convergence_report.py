@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks.convergence.claims import CLAIMS, CONTRADICTED, HOLDS, UNDECIDED, Claim, fewer, near, worse
+from benchmarks.convergence.claims import BETTER, CLAIMS, HOLDS, UNDECIDED, WORSE, Claim, fewer, near, ratio, worse
 from benchmarks.convergence.report import filled, report, sections, table, verdicts
 from benchmarks.convergence.results import Interval, Results, read_records
 from benchmarks.convergence.runs import RUNS
@@ -112,26 +112,26 @@ def test_an_interval_contains_what_a_t_test_at_5_percent_does_not_reject(numbers
         (near("", "topka", "dense"), HOLDS),
         (near("", "topka", "dense", {"accuracy": 0.2, "perplexity": 1}), HOLDS),
         (near("", "topka", "dense", {"accuracy": 0.15, "perplexity": 1}), UNDECIDED),
-        (near("", "topka", "dense", {"accuracy": 0.04, "perplexity": 1}), CONTRADICTED),
-        (near("", "gtopk", "dense"), CONTRADICTED),
-        (near("", "dense", "gtopk"), CONTRADICTED),  # better by more than the tolerance is not near either
+        (near("", "topka", "dense", {"accuracy": 0.04, "perplexity": 1}), WORSE),
+        (near("", "gtopk", "dense"), WORSE),
+        (near("", "dense", "gtopk"), BETTER),  # better by more than the tolerance is not near either
         (near("", "oktopk", "dense"), UNDECIDED),
-        (near("", "dgc-10", "dense"), CONTRADICTED),
+        (near("", "dgc-10", "dense"), WORSE),
         (worse("", "gtopk", "dense"), HOLDS),
-        (worse("", "dense", "gtopk"), CONTRADICTED),
-        (worse("", "gtopk", "dense", by=6), CONTRADICTED),
+        (worse("", "dense", "gtopk"), BETTER),
+        (worse("", "gtopk", "dense", by=6), BETTER),
         (worse("", "gtopk", "dense", by=3.5), UNDECIDED),
         (worse("", "oktopk", "dense"), UNDECIDED),
         (worse("", "dgc-10", "dense", by=9), HOLDS),
         (fewer(Results.bytes_per_step, "", "topka", "dense", 39), HOLDS),
-        (fewer(Results.bytes_per_step, "", "topka", "dense", 41), CONTRADICTED),
+        (fewer(Results.bytes_per_step, "", "topka", "dense", 41), WORSE),
         (fewer(Results.late_bytes_per_step, "", "topka", "dense", 39), HOLDS),
-        (fewer(Results.late_bytes_per_step, "", "topka", "dense", 41), CONTRADICTED),
+        (fewer(Results.late_bytes_per_step, "", "topka", "dense", 41), WORSE),
         (fewer(Results.floats_per_step, "", "topka", "dense", 79), HOLDS),
-        (fewer(Results.floats_per_step, "", "topka", "dense", 81), CONTRADICTED),
+        (fewer(Results.floats_per_step, "", "topka", "dense", 81), WORSE),
     ],
 )
-def test_verdicts_are_two_sided(results, claim, word):
+def test_a_verdict_says_whether_a_run_ends_better_or_worse_than_claimed(results, claim, word):
     verdict = dict(claim.verdicts(results))["fashion-mnist"]
     assert verdict.word == word, verdict.numbers
 
@@ -141,6 +141,7 @@ def test_each_claim_is_judged_on_every_task_that_has_its_runs_and_one_seed_decid
         near("topka is near", "topka", "dense"),
         worse("gtopk is worse", "gtopk", "dense"),
         worse("topka is worse", "topka", "dense"),
+        ratio(Results.bytes_per_step, "bytes of dense over those of topka", "topka", "dense"),
         Claim("nobody knows", ("powersgd-1",), near("", "powersgd-1", "dense").check),
     ]
     assert verdicts(results, claims).splitlines() == [
@@ -149,6 +150,7 @@ def test_each_claim_is_judged_on_every_task_that_has_its_runs_and_one_seed_decid
         "| topka is near | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
         "| gtopk is worse | **holds** (+1.83 ± 0.49) |  |",
         "| topka is worse | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
+        "| bytes of dense over those of topka | 40.0x | 4.0x |",
     ]
 
 
