@@ -44,14 +44,20 @@ LOGARITHMIC = [("log8", "float32"), ("log4", "float64")]
 
 
 def make(
-    transport: Transport, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any
+    transport: Transport,
+    name: str,
+    dtype: Any = "float32",
+    put: Callable[[Any], Any] = np.asarray,
+    adaptive: bool = False,
+    **given: Any,
 ) -> Any:
     """Return a collective by its name, on a private channel; ``given`` are options as in ``Sparse.of``."""
     rule = COLLECTIVES[name]
     options = rule.Options.read(given)
     assert given.keys() <= options.known(), f"{name} has no such options: {given}"
     like = put(np.empty(0, dtype))
-    return rule(BucketContext(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
+    context = BucketContext(1, like, rank=transport.rank, ranks=transport.size, adaptive=adaptive)
+    return rule(context, transport.channel(), options)
 
 
 def allreduce(collective: Any, vector: SparseVector, k: int) -> Reduced:

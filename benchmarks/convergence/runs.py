@@ -90,7 +90,7 @@ POWERSGD_RANKS = (1, 2, 4, 8)
 # A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
 # bytes. The higher ranks have two, as the tasks differ: the first for images, the second for the language model.
 RIVALS = ((1, 0.1), (2, 0.2), (4, 0.5), (4, 1), (8, 1), (8, 4))
-# Collectives of the recommended preset besides TopkA, with its keep=4 for Ok-Topk: see scaling.py.
+# Collectives of the recommended preset besides TopkA, with its keep="auto" for Ok-Topk: see scaling.py.
 OTHERS = {
     "oktopk": "oktopk",
     "oktopk-published": "oktopk,keep=None",

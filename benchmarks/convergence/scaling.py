@@ -37,7 +37,7 @@ class Cell:
 
     batch: int  # samples per rank and step; 0: the task's
     steps: int
-    rate: float = 1.0  # factor on the task's peak learning rate
+    rate: float = 1.0  # factor on the task's peak learning rate, with SGD; AdamW has the task's
 
 
 # 16 ranks divide the batch of 4. On 64 the batch of all ranks is four times as large.
@@ -85,7 +85,8 @@ def jobs(options: argparse.Namespace) -> list[Job]:
 
 def _job(task: str, name: str, seed: int, ranks: int, steps: int | None) -> Job:
     cell = CELLS[task][ranks]
-    run = run_named(name if cell.rate == 1 else f"{name}@{cell.rate:g}")
+    rate = 1 if name.endswith("adam") else cell.rate
+    run = run_named(name if rate == 1 else f"{name}@{rate:g}")
     return Job(task, run, seed, steps or cell.steps, ranks, cell.batch)
 
 

@@ -33,7 +33,7 @@ _SHOWN = {
     NESTEROV: _Shown("dense, Nesterov momentum", "*"),
     DENSE: _Shown("dense, heavy-ball momentum", "P"),
     ADAM: _Shown("dense", "*"),
-    PRESET: _Shown("preset with Ok-Topk (keep=4)", "o"),
+    PRESET: _Shown("preset with Ok-Topk", "o"),
     TOPKA: _Shown("preset with TopkA, limit=None", "s"),
     "recommended-oktopk-published": _Shown("Ok-Topk as published", "v"),
     "recommended-gtopk": _Shown("gTopk", "D"),

@@ -51,6 +51,7 @@ def add_parser(subparsers: Any) -> None:
     add("--compute", type=seconds, default=0.0, metavar="TIME", help=computing)
     compared = "compare the collectives at this density, instead of the densities that `recommended` tries"
     add("--density", type=density, help=compared)
+    add("--optimizer", choices=("sgd", "adam"), default="sgd", help="adam: any but SGD and Muon (default: sgd)")
     dtype = "of the gradients that Horovod, DDP or FSDP2 send without compression (default: float32)"
     add("--dtype", choices=tuple(_WIDTHS), default="float32", help=dtype)
     shards = "FSDP2 with replicas: ranks that hold a replica together, a multiple of --gpus-per-node (default: 1)"
@@ -135,7 +136,8 @@ def read(options: argparse.Namespace) -> Plan:
     node = Node(options.gpus_per_node, inner) if nested and not alone else None
     link = inner if nested and alone else outer
     size, ranks = math.ceil(options.parameters / options.shards), options.ranks // options.shards
-    return Plan(size, ranks, link, compute, node, options.dense_bandwidth, options.compute, _WIDTHS[options.dtype])
+    rest = (options.dense_bandwidth, options.compute, _WIDTHS[options.dtype], options.optimizer == "adam")
+    return Plan(size, ranks, link, compute, node, *rest)
 
 
 def code(density: float | None) -> str:

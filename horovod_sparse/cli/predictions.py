@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from horovod_sparse.costs.accuracy import sums
 from horovod_sparse.costs.model import CANDIDATES, Compute, Cost, predict, table
 from horovod_sparse.costs.network import Link, Node
 from horovod_sparse.costs.step import buckets, exposed
@@ -37,6 +38,7 @@ class Plan:
         dense_bandwidth: Bus bandwidth of Horovod's dense allreduce in bytes/s; None: it sends over ``link``.
         computing: Seconds of a step without exchange; 0: not known.
         width: Bytes of a gradient without compression. Ours are float32 before they are rounded.
+        adaptive: Whether the optimizer is adaptive, for which Ok-Topk sends more sums.
     """
 
     size: int
@@ -47,6 +49,7 @@ class Plan:
     dense_bandwidth: float | None = None
     computing: float = 0.0
     width: float = ITEM_BYTES
+    adaptive: bool = False
 
     @property
     def bandwidth(self) -> float:
@@ -61,7 +64,8 @@ class Plan:
         """Return the arguments of the cost model for one of several equal buckets."""
         size = math.ceil(self.size / parts)
         cluster = {"ranks": self.ranks, "link": self.link, "compute": self.compute, "node": self.node}
-        return {"size": size, "k": max(1, round(density * size)), **cluster}
+        keep = sums("auto", self.ranks, self.adaptive)
+        return {"size": size, "k": max(1, round(density * size)), "keep": keep, **cluster}
 
     def parts(self, *, dense: bool) -> int:
         """Return the number of buckets of a preset that always sends everything, or of one that does not."""

@@ -12,7 +12,7 @@ from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.costs.accuracy import KEEP
+from horovod_sparse.costs.accuracy import KEEP, sums
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.model import CANDIDATES, table
@@ -50,9 +50,10 @@ class Auto(Base):
             node_ranks: Option of Hierarchical.
         """
 
-        keep: float | None = number(
-            KEEP,
+        keep: float | str | None = number(
+            "auto",
             least=KEEP,
+            word="auto",
             hint="with fewer sums Ok-Topk is less accurate than the others at the same density, so auto, which "
             "compares times, does not take it; collective=oktopk takes any",
         )
@@ -62,6 +63,7 @@ class Auto(Base):
         super().__init__(context, transport, options)
         self._context = context
         self._nodes = transport.by_node(options.node_ranks)
+        self._keep = sums(options.keep, context.ranks, context.adaptive)
         names = (*CANDIDATES, "hierarchical") if self._nodes.nested else CANDIDATES
         settings = asdict(options)
         self._collectives: dict[str, Any] = {
@@ -89,7 +91,7 @@ class Auto(Base):
     def _choose(self, size: int, k: int) -> None:
         like, ranks = self._context.like, self._transport.size
         link, node, compute = self._figures()
-        wire, indices, keep = self._wire.format.width, self._options.indices, self._options.keep
+        wire, indices, keep = self._wire.format.width, self._options.indices, self._keep
         names = ("dense", *self._collectives)
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices, keep)
         best = costs[0].algorithm

@@ -17,6 +17,7 @@ from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
 from horovod_sparse.collectives.region import Region
 from horovod_sparse.collectives.split import split_reduce
+from horovod_sparse.costs.accuracy import sums
 from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
@@ -70,7 +71,8 @@ class OkTopk(Base):
         Attributes:
             keep: The total has keep * k sums, to which the owner of a region adds what it holds there; owners retain
                 the others. None: as published, the total has k sums, and entries of the others return to the ranks
-                that selected them. Ignored if all ranks select the same positions.
+                that selected them. "auto": 4, with Adam and other adaptive optimizers at least P / 2. Ignored if all
+                ranks select the same positions.
             tau_threshold: Steps between exact global thresholds.
             tau_partition: Steps between partitions into regions.
             global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
@@ -80,7 +82,7 @@ class OkTopk(Base):
             throttle: Number of concurrent exchanges during split and reduce.
         """
 
-        keep: float | None = number(None, above=0, hint="None returns what is cut")
+        keep: float | str | None = number(None, above=0, word="auto", hint="None returns what is cut")
         tau_threshold: int = integer(32, least=1)
         tau_partition: int = integer(64, least=1)
         global_low: float = number(2 / 3, above=0, most=1)
@@ -94,12 +96,13 @@ class OkTopk(Base):
         o = options
         band = (o.global_low, o.global_high, o.global_up, o.global_down)
         self._threshold = ReusedThreshold(o.tau_threshold, *band, context.events)
+        self._keep = sums(o.keep, context.ranks, context.adaptive)
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 
     def region(self, size: int) -> tuple[int, int] | None:
         """Return the region of this rank if owners keep sums; regions are then known before the selection."""
-        if self._options.keep is None:
+        if self._keep is None:
             return None
         if self._boundaries[-1] != size:
             self._boundaries = np.arange(self._transport.size + 1, dtype=np.int64) * size // self._transport.size
@@ -116,7 +119,8 @@ class OkTopk(Base):
         )
         region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
         candidates = region.take_above(self._threshold.value * _NEAR)
-        part = self._select(candidates, max(1, round(self._options.keep * k)), region)
+        assert self._keep is not None
+        part = self._select(candidates, max(1, round(self._keep * k)), region)
         returned = region.returned(part.sent)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)

@@ -59,11 +59,11 @@ class Compression:
         second repeats the decisions of the first.
 
         The most accurate preset for the bytes that it sends. With Ok-Topk, owners keep the sums that they do not send
-        (``keep=4``), as with ``auto``. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Muon`` is applied
-        on each rank before the selection. As delay acts as momentum, too, 40 % of every gradient bypasses the velocity;
-        ``fresh=None`` keeps the form of the optimizer's momentum instead. What a step delivers is limited to 1.5 times
-        the mean of earlier steps, so that high learning rates do not diverge. The momentum of other optimizers is
-        applied after the exchange.
+        (``keep="auto"``), as with ``auto``; with adaptive optimizers on many ranks, more sums come down. The momentum
+        of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Muon`` is applied on each rank before the selection. As delay
+        acts as momentum, too, 40 % of every gradient bypasses the velocity; ``fresh=None`` keeps the form of the
+        optimizer's momentum instead. What a step delivers is limited to 1.5 times the mean of earlier steps, so that
+        high learning rates do not diverge. The momentum of other optimizers is applied after the exchange.
         """
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":

@@ -36,6 +36,7 @@ class Settings:
         undoable: Whether ``Bucket.undo`` may be called.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
         scatters: Whether each rank gets only its part of a total, unless a bucket is small.
+        adaptive: Whether the optimizer is adaptive, as in ``BucketContext``.
     """
 
     sparse: Sparse
@@ -43,6 +44,7 @@ class Settings:
     undoable: bool = False
     hold_zeros: bool = False
     scatters: bool = False
+    adaptive: bool = False
 
 
 class Prepared(NamedTuple):
@@ -130,6 +132,7 @@ class Bucket:
                 shared=shared,
                 layers=[segment.start for segment in layout.segments],
                 scatters=settings.scatters,
+                adaptive=settings.adaptive,
             )
 
     def begin(self, complete: int) -> int:

@@ -48,6 +48,7 @@ class Exchange:
         grad_scaler: The scaler that multiplies the loss.
         undoable: Whether a step can be dropped; it always can with a grad_scaler.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+        adaptive: Whether an optimizer is adaptive, as in ``BucketContext``.
         total_norm: Returns the norm of a model's gradients from that of the gradients on this rank, on the worker
             thread; by default they are the same.
         admit: Creates a bucket for gradients by their keys, where they have none; a collective call. By default, there
@@ -77,6 +78,7 @@ class Exchange:
         grad_scaler: torch.amp.GradScaler | None = None,
         undoable: bool = False,
         hold_zeros: bool = False,
+        adaptive: bool = False,
         total_norm: Callable[[float], float] = float,
         admit: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
@@ -91,7 +93,7 @@ class Exchange:
         self.factor = factor
         self.groups: dict[str, int] = {}
         self.delivered: dict[str, Delivered] = {}
-        self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
+        self._settings = Settings(sparse, factor, self.undoable, hold_zeros, adaptive=adaptive)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
         momentum, ranks = sparse.momentum, transport.size

@@ -18,7 +18,7 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers, register_momentum_hooks
-from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of, parameters_in
+from horovod_sparse.frontends.optimizers import applies_momentum, is_adaptive, momentum_of, parameters_in
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
@@ -68,7 +68,8 @@ class GradientExchange(Exchange):
         no_exchange_in_progress: Callable[[], bool],
         **settings: Any,
     ) -> None:
-        super().__init__(sparse, transport, factor, stall, **settings)
+        adaptive = any(map(is_adaptive, optimizers))
+        super().__init__(sparse, transport, factor, stall, adaptive=adaptive, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.selected: Mapping[torch.Tensor, Delivered] = {}
         self.no_exchange_in_progress, self.instead_of_clipping = no_exchange_in_progress, instead_of_clipping

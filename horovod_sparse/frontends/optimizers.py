@@ -115,6 +115,12 @@ def is_adam(optimizer: Optimizer) -> bool:
     return torch_class(optimizer) in (Adam, AdamW)
 
 
+def is_adaptive(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer scales each entry by its own history: every optimizer but SGD and Muon."""
+    cls = torch_class(optimizer)
+    return cls is None or cls not in (SGD, MUON)
+
+
 def has_momentum(optimizer: Optimizer) -> bool:
     """Return whether an optimizer applies momentum."""
     return any(map(applies_momentum, optimizer.param_groups))

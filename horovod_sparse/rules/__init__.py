@@ -69,6 +69,7 @@ class BucketContext:
         threads: Number of threads that a kernel may use: the cores that this rank has to itself.
         layers: First positions of the parameters in the bucket, ascending from 0.
         scatters: Whether each rank gets only its part of the sums, of P equal ones, as in a reduce-scatter.
+        adaptive: Whether the optimizer scales each entry by its own history, as Adam does.
     """
 
     size: int
@@ -83,6 +84,7 @@ class BucketContext:
     threads: int = 1
     layers: Sequence[int] = (0,)
     scatters: bool = False
+    adaptive: bool = False
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """Return the random generator for one step of this bucket.

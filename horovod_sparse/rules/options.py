@@ -96,6 +96,7 @@ def number(
     below: float = math.inf,
     hint: str = "",
     required: bool = False,
+    word: str | None = None,
 ) -> Any:
     """Declare an option that is a finite number; None is allowed if it is the default and no value is required.
 
@@ -107,9 +108,12 @@ def number(
         below: Number that a value must stay below.
         hint: Advice that is added to the error message for an invalid value.
         required: Whether None is refused although it is the default.
+        word: A string that is allowed, too.
     """
 
     def fits(value: Any) -> bool:
+        if isinstance(value, str):
+            return value == word
         return is_number(value) and least <= value <= most and above < value < below
 
     bounds = {"at least": least, "above": above, "at most": most, "below": below}
@@ -118,6 +122,8 @@ def number(
     if len(known) == 2:
         low = f"({above:g}" if above > least else f"[{least:g}"
         range_ = f"in {low}, {f'{below:g})' if below < most else f'{most:g}]'}"
+    if word is not None:
+        range_ += f", or {word!r}"
     return _option(default, fits, lambda _: range_, hint, required=required)
 
 

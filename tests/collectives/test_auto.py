@@ -10,7 +10,7 @@ from exchanges import every_way
 from laws import Case, check_exchange, content, digest_of, everywhere, make, own_vector, same_bits
 
 from horovod_sparse.collectives import auto
-from horovod_sparse.costs.accuracy import KEEP
+from horovod_sparse.costs.accuracy import KEEP, sums
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.network import Link
 
@@ -55,26 +55,26 @@ def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(tr
     assert everywhere(transport, figures[0] == figures[1])
 
 
-@pytest.mark.parametrize(("settings", "kept"), [({}, KEEP), ({"keep": 8}, 8)])
-def test_all_candidates_are_equally_accurate_and_priced_as_they_are_run(
-    transport, network, monkeypatch, settings, kept
-):
+@pytest.mark.parametrize("settings", [{}, {"adaptive": True}, {"keep": 8}])
+def test_all_candidates_are_equally_accurate_and_priced_as_they_are_run(transport, network, monkeypatch, settings):
     """gTopk, SparDL and Ok-Topk without keep are left out: they return most of what they cut to its senders."""
     network("slow")
     priced, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *given: priced.append(given[-1]) or table(*given))
     collective = make(transport, "auto", node_ranks=2, **settings)
     collective.decide(SIZE, K)
-    parts = collective._collectives
+    parts, kept = collective._collectives, settings.get("keep", sums("auto", transport.size, "adaptive" in settings))
     assert everywhere(transport, {*parts} - {"hierarchical"} == {"topka", "topkdsa", "oktopk"})
-    assert everywhere(transport, parts["oktopk"]._options.keep == kept and set(priced) <= {kept})
+    assert everywhere(transport, parts["oktopk"]._keep == kept and set(priced) <= {kept})
     if "hierarchical" in parts:
         assert parts["hierarchical"]._options.outer == parts["oktopk"]._options
 
 
 @pytest.mark.parametrize("keep", [None, 2, 3.9])
 def test_fewer_sums_than_are_equally_accurate_are_refused(keep):
-    with pytest.raises(ValueError, match=f"keep must be at least 4, not {keep}: .*collective=oktopk takes any"):
+    with pytest.raises(
+        ValueError, match=f"keep must be at least 4, or 'auto', not {keep}: .*collective=oktopk takes any"
+    ):
         auto.Auto.Options(keep=keep)
 
 

@@ -255,10 +255,11 @@ def test_settings_reach_the_rules_that_know_them(spec, part, expected):
 @pytest.mark.parametrize(
     ("spec", "keep"),
     [
-        ("auto", 4),
+        ("auto", "auto"),
         ("auto:keep=6", 6),
-        ("recommended", 4),
-        ("recommended:collective=oktopk", 4),
+        ("recommended", "auto"),
+        ("recommended:collective=oktopk", "auto"),
+        ("oktopk:keep=auto", "auto"),
         ("recommended:collective=oktopk,keep=None", None),
         ("oktopk", None),
     ],
@@ -269,7 +270,7 @@ def test_owners_keep_sums_where_collectives_are_compared_by_time_and_in_recommen
 
 def test_recommended_takes_any_collective_between_nodes():
     of = "recommended:collective=hierarchical"
-    assert hvs.parse(of).collective.outer.keep == 4
+    assert hvs.parse(of).collective.outer.keep == "auto"
     assert hvs.parse(f"{of},outer=topkdsa").collective.outer.wire == "log4"
 
 

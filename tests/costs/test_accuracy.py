@@ -6,7 +6,7 @@ import pytest
 from pages import ROOT
 
 from horovod_sparse.costs import accuracy
-from horovod_sparse.costs.accuracy import TRAININGS, Training, known
+from horovod_sparse.costs.accuracy import TRAININGS, Training, known, sums
 from horovod_sparse.costs.model import CANDIDATES
 
 SGD = Training("SGD", 16, 1000, 1, "topka", 0.01, 22.0, 20.0)
@@ -32,6 +32,21 @@ def test_the_least_accurate_training_on_the_nearest_number_of_ranks_is_known(mon
     assert known(density, ranks) == expected
 
 
+@pytest.mark.parametrize(
+    ("keep", "ranks", "adaptive", "expected"),
+    [
+        ("auto", 4, True, 4),
+        ("auto", 16, True, 8),
+        ("auto", 64, True, 32),
+        ("auto", 64, False, 4),
+        (2.5, 64, True, 2.5),
+        (None, 64, True, None),
+    ],
+)
+def test_adaptive_optimizers_get_half_as_many_sums_as_ranks_send_entries(keep, ranks, adaptive, expected):
+    assert sums(keep, ranks, adaptive) == expected
+
+
 def test_the_loss_is_relative_to_dense_training():
     assert OKTOPK.loss == pytest.approx(0.15)
 
@@ -42,7 +57,8 @@ def test_the_loss_is_relative_to_dense_training():
 def test_the_table_of_the_documentation_has_every_training(one):
     """Edit docs/schedules.md together with costs/accuracy.py."""
     assert one.collective in CANDIDATES
-    collective = f"`{one.collective}`" + f", `keep={accuracy.KEEP:g}`" * (one.collective == "oktopk")
+    keep = sums("auto", one.ranks, adaptive=one.optimizer != "SGD")
+    collective = f"`{one.collective}`" + f", `keep={keep:g}`" * (one.collective == "oktopk")
     figures = f"{one.perplexity:.2f} | {one.dense:.2f} | {one.loss:+.1%}".replace("%", " %")
     conditions = f"{one.optimizer} | {one.ranks} | {one.steps} | {one.seeds} | {collective} | {100 * one.density:g} %"
     row = f"| {conditions} | {figures} |"

@@ -26,6 +26,7 @@ from training import (
 )
 
 import horovod_sparse as hvs
+from horovod_sparse.costs import accuracy
 from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
@@ -342,3 +343,35 @@ def test_warns_once_when_oversubscribed(hvd, monkeypatch, caplog, sleeps, settin
         wrap(nn.Linear(3, 3))
     told = sum("HOROVOD_CYCLE_TIME=10" in message for message in caplog.messages)
     assert told == (sleeps and not setting and hvd.rank() == 0 and hvd.size() > 1)
+
+
+class OwnStep(torch.optim.SGD):
+    """Optimizer that may do anything with its gradients."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("make", "adaptive"),
+    [
+        (torch.optim.SGD, False),
+        (torch.optim.AdamW, True),
+        (torch.optim.RMSprop, True),
+        (OwnStep, True),
+    ],
+    ids=["SGD", "AdamW", "RMSprop", "own step"],
+)
+def test_with_adaptive_optimizers_more_sums_come_down(hvd, comm, monkeypatch, make, adaptive):
+    monkeypatch.setattr(accuracy, "KEEP", 1)
+    monkeypatch.setattr(accuracy, "KEEP_OF_RANKS", 2)
+    p = torch.nn.Parameter(torch.zeros(1000))
+    compression = hvs.parse("oktopk:density=0.01,keep=auto,memory=residual,dense_below=0,tau_threshold=1")
+    optimizer = hvs.DistributedOptimizer(make([p], lr=0.1), [("p", p)], compression)
+    generator = torch.Generator().manual_seed(comm.rank)
+    for _ in range(4):  # then owners hold more than they may send
+        optimizer.zero_grad()
+        (p * torch.randn(1000, generator=generator)).sum().backward()
+        optimizer.step()
+    expected = 1000 if comm.size == 1 else 10 * (2 * comm.size if adaptive else 1)
+    assert p.grad.count_nonzero() == expected

@@ -31,6 +31,7 @@ def pipeline_for(
     shared: dict[type[Any], Any] | None = None,
     layers: Sequence[int] = (0,),
     scatters: bool = False,
+    adaptive: bool = False,
 ) -> Pipeline:
     """Return the pipeline of one bucket.
 
@@ -47,6 +48,7 @@ def pipeline_for(
         shared: State that the rules of all buckets of a model share; None: the bucket is the only one.
         layers: First positions of the parameters in the bucket, ascending from 0.
         scatters: Whether each rank gets only its part of the total, as in ``BucketContext``.
+        adaptive: Whether the optimizer is adaptive, as in ``BucketContext``.
 
     Raises:
         ValueError: An option does not fit a bucket of this size, or another rank failed.
@@ -65,6 +67,7 @@ def pipeline_for(
         threads=own_cores(transport),
         layers=layers,
         scatters=scatters,
+        adaptive=adaptive,
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()
