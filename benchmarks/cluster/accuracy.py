@@ -5,7 +5,7 @@ slow period of the machine affects all of them. Every finished run is appended t
 an interrupted benchmark resumes. After the last run, the results are written to accuracy.md and accuracy.png. The
 command for this project's page is
 
-    python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/performance.md
+    python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/appendix/performance.md
 """
 
 from __future__ import annotations

@@ -89,18 +89,18 @@ def _spread(numbers: Sequence[float], form: str) -> str:
 
 
 def plot(found: Sequence[Outcome], path: Path) -> None:
-    """Draw the times as bars in a PNG, with one panel per rate and a dot for each seed."""
+    """Draw the times as bars in a PNG, with one panel per rate, slowest first, and a dot for each seed."""
     from matplotlib.figure import Figure
 
     rates = list(dict.fromkeys(outcome.rate for outcome in found))
-    labels = list(dict.fromkeys(outcome.label for outcome in found))
-    figure = Figure(figsize=(9, (0.3 * len(labels) + 0.8) * len(rates)), layout="constrained")
+    exchanges = len({outcome.label for outcome in found})
+    figure = Figure(figsize=(9, (0.3 * exchanges + 0.8) * len(rates)), layout="constrained")
     panels = figure.subplots(len(rates), squeeze=False)[:, 0]
     for rate, axes in zip(rates, panels, strict=True):
         mine = [outcome for outcome in found if outcome.rate == rate]
+        mine.sort(key=lambda outcome: mean(outcome.first("seconds")), reverse=True)
         longest = max(outcome.records[0]["curve"][-1]["seconds"] for outcome in mine)
-        for outcome in mine:
-            place = labels.index(outcome.label)
+        for place, outcome in enumerate(mine):
             seconds = outcome.first("seconds")
             reached = math.isfinite(mean(seconds))
             length = mean(seconds) if reached else longest
@@ -121,7 +121,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
             title=f"links of {written(rate)}: time and MB that a rank sends until {goal}",
             xlabel="seconds of training (bars: mean, dots: seeds)",
         )
-        axes.set_yticks(range(len(labels)), labels)
+        axes.set_yticks(range(len(mine)), [outcome.label for outcome in mine])
         axes.margins(x=0.55)  # space for the labels next to the bars
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)

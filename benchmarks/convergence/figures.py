@@ -82,12 +82,14 @@ _FAMILIES = (
     ),
     _Family(
         "C3",
-        {recommended_name(percent): f"recommended {percent:g} %" for percent in (1, 0.5, 0.2, 0.1)},
+        {recommended_name(percent): f"recommended {percent:g} %" for percent in (1, 0.5, 0.3, 0.2, 0.1)},
         (-8, 6),
         "right",
         {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)}
         | {
-            "fashion-mnist/recommended": ((9, 2), "left"),
+            "fashion-mnist/recommended": ((-8, 12), "center"),
+            "fashion-mnist/recommended-0.5%": ((-8, 13), "right"),
+            "fashion-mnist/recommended-0.3%": ((6, -24), "left"),
             "fashion-mnist/recommended-0.2%": ((0, -24), "center"),
             "stdlib/recommended-0.5%": ((-9, -4), "right"),
         },

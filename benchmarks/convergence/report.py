@@ -29,6 +29,7 @@ from benchmarks.convergence.runs import (
     own,
     partial_name,
 )
+from benchmarks.convergence.summaries import SUMMARIES
 
 _NOTHING = "Not measured yet."
 _PUBLISHED = records_path(Path(__file__).resolve().parents[2] / "docs" / "data")
@@ -55,7 +56,9 @@ def report(folder: Path, pages: Sequence[Path] = ()) -> str:
     parts = sections(results)
     text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items() if part != _NOTHING) + "\n"
     if pages:
-        for page, content in zip(pages, filled([page.read_text() for page in pages], parts), strict=True):
+        for page, content in zip(
+            pages, filled([page.read_text() for page in pages], parts | summaries(results)), strict=True
+        ):
             page.write_text(content)
     else:
         (folder / "report.md").write_text(text)
@@ -121,28 +124,52 @@ def sections(results: Results) -> dict[str, str]:
     return parts
 
 
-def table(results: Results, runs: Sequence[str]) -> str:
-    """Return runs as a Markdown table, with three columns for each task that has any of them besides baselines."""
+def summaries(results: Results) -> dict[str, str]:
+    """Return a short table of each source that has one, without settings, memory and time, as Markdown."""
+    return {
+        f"{source}, in short": table(results, runs, settings=False) or _NOTHING for source, runs in SUMMARIES.items()
+    }
+
+
+def table(results: Results, runs: Sequence[str], settings: bool = True) -> str:
+    """Return runs as a Markdown table, with three columns for each task that has any of them besides baselines.
+
+    Args:
+        results: The results.
+        runs: Names of the runs, one row each.
+        settings: Whether the table shows the compression, the residual's size and the time, too.
+    """
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
     tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
+    made = [run for run in runs if any(results.of(task, run) for task in tasks)]
+    if not made:
+        return ""
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
     columns = [head for task in tasks for head in (f"{task}: {metrics[task]}", "to dense", "bytes")]
-    made = [run for run in runs if any(results.of(task, run) for task in tasks)]
+    if not settings:
+        return markdown(["run", *columns], [[run, *_cells(results, tasks, run)] for run in made])
     heads = ["run", "compression", *columns, "residual", "ms"]
     return markdown(heads, [_row(results, tasks, run) for run in made], left=2)
+
+
+def _cells(results: Results, tasks: Sequence[str], run: str) -> list[str]:
+    cells: list[str] = []
+    for task in tasks:
+        cells += (*_metric(results, task, run), _bytes(results, task, run)) if results.of(task, run) else ("", "", "")
+    return cells
 
 
 def _row(results: Results, tasks: Sequence[str], run: str) -> list[str]:
     spec = next(results.of(task, run)[0]["spec"] for task in tasks if results.of(task, run))
     of_torch = spec.startswith("powersgd:")  # not in the syntax of hvs.parse
-    cells = [run, f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"]
-    for task in tasks:
-        cells += (*_metric(results, task, run), _bytes(results, task, run)) if results.of(task, run) else ("", "", "")
+    setting = f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"
     # Memory and time are those of the first task that has the run: the models have similar sizes.
     task = next(task for task in tasks if results.of(task, run))
     kept, times = results.of(task, run)[0]["residual_bytes"], results.milliseconds(task, run)
     return [
-        *cells,
+        run,
+        setting,
+        *_cells(results, tasks, run),
         f"{kept / 1e3:,.0f} KB",
         f"{times['select'] + times['apply']:.1f}" if times["select"] else "",
     ]

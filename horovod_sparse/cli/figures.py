@@ -54,11 +54,15 @@ def draw(runs: Sequence[Run]) -> Figure:
     norms.set(title="Norm (solid: residual, dotted: gradient)", xlabel="step", ylabel="L2 norm")
     for axes in (loss_of_bytes, accuracy):
         _logarithmic(axes, "x")
+        axes.set_xlim(left=None if axes.get_xscale() == "log" else 0)
         axes.xaxis.set_major_formatter(EngFormatter("B"))
     for axes in (loss_of_bytes, loss, density, norms):
         _logarithmic(axes, "y")
     for axes in (loss_of_bytes, accuracy, loss, density, norms):
         axes.grid(alpha=0.3)
+    if not any(len(line.get_xdata()) for line in accuracy.lines):
+        accuracy.set_axis_off()
+        accuracy.text(0.5, 0.5, "no accuracy was logged", ha="center", va="center", transform=accuracy.transAxes)
     _draw_stages(stages, runs)
     handles, labels = loss_of_bytes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(runs)), frameon=False)

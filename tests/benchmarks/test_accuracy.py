@@ -92,9 +92,9 @@ def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
     (tmp_path / "records.jsonl").write_bytes((docs / "data" / "accuracy" / "records.jsonl").read_bytes())
     assert not [*accuracy.waiting(options)]
     options.page = tmp_path / "page.md"
-    options.page.write_bytes((docs / "performance.md").read_bytes())
+    options.page.write_bytes((docs / "appendix/performance.md").read_bytes())
     accuracy.report(options)
-    assert options.page.read_text() == (docs / "performance.md").read_text()
+    assert options.page.read_text() == (docs / "appendix/performance.md").read_text()
 
 
 @pytest.mark.nightly

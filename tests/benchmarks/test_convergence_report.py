@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from benchmarks.convergence.claims import BETTER, CLAIMS, HOLDS, UNDECIDED, WORSE, Claim, fewer, near, ratio, worse
-from benchmarks.convergence.report import filled, report, sections, table, verdicts
+from benchmarks.convergence.report import filled, report, sections, summaries, table, verdicts
 from benchmarks.convergence.results import Interval, Results, read_records
 from benchmarks.convergence.runs import RUNS
 
@@ -170,7 +170,7 @@ def test_every_run_is_compared_with_a_dense_one_of_its_tasks():
 @pytest.mark.full
 def test_the_report_is_rewritten_from_the_records(results, tmp_path):
     write(tmp_path, results.records)
-    parts = sections(results)
+    parts = sections(results) | summaries(results)
     marks = [f"<!-- begin {source} -->\nold\n<!-- end {source} -->\n" for source in parts]
     pages = [tmp_path / "results.md", tmp_path / "ablations.md"]
     for page, its in zip(pages, (marks[::2], marks[1::2]), strict=True):
@@ -206,8 +206,9 @@ def test_a_folder_without_records_is_named(tmp_path, content):
 
 def test_the_published_pages_show_the_published_records():
     docs = Path(__file__).resolve().parents[2] / "docs"
-    pages = [(docs / name).read_text() for name in ("results.md", "ablations.md")]
-    assert filled(pages, sections(Results(read_records(docs / "data" / "records.jsonl")))) == pages
+    names = (folder + page for folder in ("", "appendix/") for page in ("results.md", "ablations.md"))
+    pages, results = [(docs / name).read_text() for name in names], Results(read_records(docs / "data/records.jsonl"))
+    assert filled(pages, sections(results) | summaries(results)) == pages
 
 
 def test_a_source_of_which_only_the_baseline_was_trained_is_not_measured(results):

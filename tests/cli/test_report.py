@@ -10,6 +10,7 @@ import pytest
 
 from horovod_sparse import metrics
 from horovod_sparse.cli import main, plot, report
+from horovod_sparse.cli.figures import draw
 from horovod_sparse.cli.runs import Run, read_runs
 
 
@@ -122,6 +123,16 @@ def test_statistics_alone_are_enough(tmp_path):
     assert rows(report.text(runs))["density"] == ["0.1", "-"]
     assert report.differences(runs) == {}
     assert report.draw(runs)
+
+
+def test_a_run_without_accuracy_and_bytes_leaves_no_empty_panel_and_no_negative_bytes(tmp_path):
+    log = metrics.Log(tmp_path / "run", compression="none")
+    for step in (1, 2):
+        log.write(step, {"total/steps": 1, "total/bytes_sent": 0}, loss=1.0)
+    loss, accuracy, *_ = draw(read_runs([tmp_path / "run"])).axes
+    assert not accuracy.axison
+    assert [text.get_text() for text in accuracy.texts] == ["no accuracy was logged"]
+    assert loss.get_xlim()[0] >= 0
 
 
 def test_missing_records_are_named(tmp_path, topka, monkeypatch, capsys):

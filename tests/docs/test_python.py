@@ -34,7 +34,7 @@ SETTINGS = """
 python_version = 3.10
 ignore_missing_imports = True
 disable_error_code = no-redef, annotation-unchecked
-[mypy-torch.*,lightning.*,transformers.*,accelerate.*,numpy.*,mpi4py.*]
+[mypy-torch.*,lightning.*,transformers.*,accelerate.*,peft.*,numpy.*,mpi4py.*]
 follow_imports = skip
 [mypy-horovod_sparse.*]
 follow_imports = silent

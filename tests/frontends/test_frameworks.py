@@ -30,14 +30,31 @@ def trained(tmp_path_factory):
         @functools.cache
         def run(program, *arguments):
             program, _, launcher = program.partition(" by ")
-            settings = {"ranks": 2, "torchrun": () if launcher else None, "limit": 200, "server": server}
-            done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, **settings)
+            done = start(server, program, launcher, *arguments)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
             reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
             assert sorted(report["rank"] for report in reports) == [0, 1]
             return reports
 
         yield run
+
+
+def start(server, program, launcher, *arguments):
+    """Run a program on two ranks and wait for it to end."""
+    settings = {"ranks": 2, "torchrun": () if launcher else None, "limit": 200, "server": server}
+    return launch.python(str(PROGRAMS / f"{program}.py"), *arguments, **settings)
+
+
+@pytest.fixture
+def failed():
+    """Run a program under torchrun, which fails; return its messages."""
+
+    def run(program, *arguments):
+        done = start(None, program, "torchrun", *arguments)
+        assert done.returncode != 0
+        return done.stderr
+
+    return run
 
 
 @pytest.fixture
@@ -67,6 +84,28 @@ def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(trained, d
     first, second = trained(program, "--compression", "oktopk:density=0.05,dense_below=0")
     assert first["digest"] == second["digest"] != dense()[0]["digest"]
     assert first["loss"] < UNTRAINED
+
+
+@pytest.mark.parametrize("program", names[-3:])
+def test_adapters_are_trained_sparse_beside_frozen_parameters(trained, program):
+    first, second = trained(program, "--lora", "--compression", "topka:density=0.1,dense_below=0")
+    dense, _ = trained("accelerate_ddp by torchrun", "--lora")
+    assert first["digest"] == second["digest"] != dense["digest"]
+    assert first["frozen"] == dense["frozen"] != 0
+    assert first["loss"] < UNTRAINED
+
+
+def test_the_trainers_residuals_resume_with_equal_bits(trained):
+    program, sparse = "trainer_ddp by torchrun", ("--lora", "--compression", "topka:density=0.1,dense_below=0")
+    uninterrupted, resumed = trained(program, *sparse), trained(program, *sparse, "--resume")
+    assert {report["digest"] for report in resumed} == {report["digest"] for report in uninterrupted}
+    assert resumed[0]["steps"] == uninterrupted[0]["steps"]
+
+
+def test_an_evaluation_before_training_is_noticed_and_named(failed):
+    errors = failed("trainer_ddp", "--compression", "topka:density=0.1", "--evaluate-first")
+    assert "the Trainer left the model without DDP" in errors
+    assert "another Trainer" in errors
 
 
 UNTRAINED = 0.7  # the network's loss before its first step is 0.75

@@ -7,15 +7,15 @@ import argparse
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from small_task import data, in_process_group, network, options, register, report
+from small_task import data, in_process_group, network, options, register, report, trained
 from torch.utils.data import DataLoader, DistributedSampler
 
 
 def train(chosen: argparse.Namespace) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=chosen.accumulate)
     assert accelerator.num_processes == dist.get_world_size()
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    net = network(chosen.lora)
+    optimizer = torch.optim.SGD(trained(net), lr=0.02, momentum=0.9)
     model, optimizer = accelerator.prepare(net, optimizer)
     register(model, optimizer.optimizer, chosen)
     sampler = DistributedSampler(data(), seed=3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from small_task import data, network
+from small_task import data, network, trained
 from torch.utils.data import DataLoader, DistributedSampler
 
 
@@ -16,7 +16,7 @@ class Learner(LightningModule):
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
-        self.net = network()
+        self.net = network(options.lora)
         self.options = options
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
@@ -24,7 +24,7 @@ class Learner(LightningModule):
         return torch.nn.functional.mse_loss(self.net(inputs), targets)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=0.02, momentum=0.9)
+        return torch.optim.SGD(trained(self.net), lr=0.02, momentum=0.9)
 
 
 def fit(learner: Learner, rank: int, ranks: int, **settings: Any) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import horovod_sparse as hvs
@@ -32,6 +31,9 @@ def options(description: str | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the exchanged gradient; 0: any")
+    parser.add_argument("--lora", action="store_true", help="train adapters of rank 4 only")
+    parser.add_argument("--evaluate-first", action="store_true", help="evaluate before training (Trainer)")
+    parser.add_argument("--resume", action="store_true", help="save after the first epoch, and resume there (Trainer)")
     return parser.parse_args()
 
 
@@ -55,10 +57,31 @@ def data() -> TensorDataset:
     return TensorDataset(inputs, torch.tanh(inputs @ weights))
 
 
-def network() -> nn.Module:
-    """The same parameters on every rank."""
+class Adapted(nn.Module):
+    """A frozen linear layer plus a trained product of two thin matrices (LoRA, arXiv 2106.09685)."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs) + self.up(self.down(inputs))
+        return outputs
+
+
+def network(lora: bool = False) -> nn.Module:
+    """The same parameters on every rank; with ``lora``, adapters are all that is trained."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 1))
+    first, last = nn.Linear(FEATURES, 64), nn.Linear(64, 1)
+    return nn.Sequential(*((Adapted(first), nn.Tanh(), Adapted(last)) if lora else (first, nn.Tanh(), last)))
+
+
+def trained(net: nn.Module) -> list[nn.Parameter]:
+    """Parameters that an optimizer updates."""
+    return [parameter for parameter in net.parameters() if parameter.requires_grad]
 
 
 def report(rank: int, net: nn.Module, steps: int) -> None:
@@ -67,15 +90,18 @@ def report(rank: int, net: nn.Module, steps: int) -> None:
     inputs, targets = data().tensors
     with torch.no_grad():
         loss = nn.functional.mse_loss(net(inputs), targets).item()
-    line = json.dumps({"rank": rank, "digest": digest.hexdigest(), "loss": loss, "steps": steps})
+    frozen = sum(p.detach().double().sum().item() for p in net.parameters() if not p.requires_grad)
+    line = json.dumps({"rank": rank, "digest": digest.hexdigest(), "loss": loss, "steps": steps, "frozen": frozen})
     sys.stdout.write(f"\n{line}\n")
 
 
-def register(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
-    """Registers the hook; without a compression, the exchange is DDP's own."""
-    if options.compression != "none":
-        state = hvs.ddp.SparseState(compression=hvs.parse(options.compression), optimizer=optimizer)
-        model.register_comm_hook(state, hvs.ddp.sparse_hook)
+def register(model: Any, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> hvs.ddp.SparseState | None:
+    """Registers the hook and returns its state; without a compression, the exchange is DDP's own."""
+    if options.compression == "none":
+        return None
+    state = hvs.ddp.SparseState(compression=hvs.parse(options.compression), optimizer=optimizer)
+    model.register_comm_hook(state, hvs.ddp.sparse_hook)
+    return state
 
 
 def distribute(optimizer: torch.optim.Optimizer, net: nn.Module, options: argparse.Namespace) -> Any:

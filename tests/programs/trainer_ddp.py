@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_task import in_process_group, options, register, report
+from small_task import in_process_group, options, register, report, trained
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from trainer_task import Network, arguments, samples
 from transformers import Trainer, TrainerCallback
@@ -23,32 +26,73 @@ class ShardedTrainer(Trainer):
 
 
 class Registering(TrainerCallback):
-    """Registers the hook when DDP has wrapped the model, and gives each epoch its order of samples."""
+    """Registers the hook when DDP has wrapped the model, saves the residuals, and orders the samples of each epoch."""
 
     def __init__(self, chosen: Any) -> None:
         self.trainer: Any = None
         self._chosen = chosen
+        self._state: Any = None
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        register(self.trainer.model_wrapped, self.trainer.optimizer.optimizer, self._chosen)
+    def on_train_begin(self, settings: Any, *_: Any, **__: Any) -> None:
+        model = self.trainer.model_wrapped
+        if not isinstance(model, DistributedDataParallel):
+            raise RuntimeError(
+                f"rank {dist.get_rank()}: the Trainer left the model without DDP, so that each rank would train alone, "
+                "as after evaluate() before train(): evaluate with another Trainer, of a copy of the model"
+            )
+        self._state = register(model, self.trainer.optimizer.optimizer, self._chosen)
+        if self.resumed:
+            self._state.load_state_dict(torch.load(self._residuals(self.resumed), weights_only=True))
+
+    resumed = ""  # folder of the checkpoint
+
+    def on_save(self, settings: Any, state: Any, *_: Any, **__: Any) -> None:
+        folder = Path(settings.output_dir, f"checkpoint-{state.global_step}")
+        torch.save(self._state.state_dict(), self._residuals(folder))
 
     def on_epoch_begin(self, settings: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
         train_dataloader.sampler.set_epoch(round(state.epoch))
 
+    @staticmethod
+    def _residuals(folder: str | Path) -> Path:
+        return Path(folder, f"residuals-{dist.get_rank()}.pt")
+
+
+def trainer_of(chosen: argparse.Namespace, folder: str) -> tuple[Trainer, Registering]:
+    """Returns a Trainer of a new model and its callback."""
+    model, registering = Network(chosen.lora), Registering(chosen)
+    optimizer = torch.optim.SGD(trained(model), lr=0.02, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    registering.trainer = ShardedTrainer(
+        model,
+        arguments(folder, chosen),
+        train_dataset=samples(),
+        eval_dataset=samples(),
+        optimizers=(optimizer, schedule),
+        callbacks=[registering],
+    )
+    return registering.trainer, registering
+
 
 def train(chosen: argparse.Namespace) -> None:
-    model = Network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    with tempfile.TemporaryDirectory() as folder:
-        settings, registering = arguments(folder, chosen), Registering(chosen)
-        trainer = ShardedTrainer(
-            model, settings, train_dataset=samples(), optimizers=(optimizer, schedule), callbacks=[registering]
-        )
-        registering.trainer = trainer
-        assert settings.world_size == dist.get_world_size()
-        trainer.train()
-    report(dist.get_rank(), model.net, trainer.state.global_step)
+    folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folders)
+    folder = str(folders[0])
+    trainer, registering = trainer_of(chosen, folder)
+    assert trainer.args.world_size == dist.get_world_size()
+    if chosen.evaluate_first:
+        trainer.evaluate()
+    trainer.train()
+    if chosen.resume:
+        dist.barrier()
+        checkpoint = min(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        trainer, registering = trainer_of(chosen, folder)
+        registering.resumed = str(checkpoint)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    dist.barrier()
+    report(dist.get_rank(), trainer.model.net, trainer.state.global_step)
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

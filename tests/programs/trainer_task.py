@@ -13,9 +13,9 @@ from transformers import TrainingArguments
 class Network(nn.Module):
     """The network as the Trainer wants it: it returns the loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, lora: bool = False) -> None:
         super().__init__()
-        self.net = network()
+        self.net = network(lora)
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         outputs = self.net(inputs)
@@ -36,7 +36,7 @@ def arguments(folder: str, options: argparse.Namespace) -> TrainingArguments:
         num_train_epochs=options.epochs,
         gradient_accumulation_steps=options.accumulate,
         max_grad_norm=options.clip,
-        save_strategy="no",
+        save_strategy="epoch" if options.resume else "no",
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
