@@ -35,11 +35,9 @@ class Batches:
         while True:
             own = self.used + self._rank * self._size + torch.arange(self._size)
             self.used += self._ranks * self._size
-            epochs = own // self._samples
-            orders = {epoch: self._order(epoch) for epoch in epochs.unique().tolist()}
-            yield torch.stack(
-                [orders[epoch][at % self._samples] for epoch, at in zip(epochs.tolist(), own, strict=True)]
-            )
+            epochs = (own // self._samples).tolist()
+            orders = {epoch: self._order(epoch) for epoch in set(epochs)}
+            yield torch.stack([orders[epoch][at % self._samples] for epoch, at in zip(epochs, own, strict=True)])
 
     def _order(self, epoch: int) -> torch.Tensor:
         return torch.randperm(self._samples, generator=torch.Generator().manual_seed(epoch))

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import restore, store, training
+from horovod_sparse.control.lifecycle import process
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.append(str(TESTS))
@@ -99,6 +100,13 @@ class Sum:
         self.given = state["given"]
 
 
+def ended(folder: str) -> bool:
+    """Return on all ranks whether a file has appeared that ends the training; the last step is then incomplete."""
+    found = torch.tensor([distributed.get_rank() == 0 and Path(folder).with_name("stop").exists()], dtype=torch.int32)
+    distributed.all_reduce(found)
+    return bool(found)
+
+
 def given(folder: str, steps: str, every: str, compression: str) -> None:
     """Train with DDP; rank 0 appends the sums to the trace."""
     from training import Given, owed
@@ -112,6 +120,8 @@ def given(folder: str, steps: str, every: str, compression: str) -> None:
     replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     own = Struck(folder, model=model, optimizer=optimizer, exchange=state, data=data, every=int(every), run=compression)
     for step in own.steps(int(steps)):
+        if ended(folder):
+            break
         optimizer.zero_grad()
         replica(rank, step).backward()
         optimizer.step()
@@ -121,14 +131,19 @@ def given(folder: str, steps: str, every: str, compression: str) -> None:
     distributed.all_gather_object(left, owed(state))
     if rank == 0:
         with TRACE.open("a") as file:
-            file.write(f"done {own.step} {ranks} {model.moved()} {sum(left)} {data.given}\n")
+            file.write(f"done {own.step} {ranks} {model.moved()} {sum(left)} {data.given}\n")  # six words
     distributed.destroy_process_group()
 
 
 around(store, "write", "save", before=False)
 around(restore, "read_own", "restore", before=True)
 if KIND == "given":
-    given(*ARGUMENTS)
+    try:
+        given(*ARGUMENTS)
+    except SystemExit as preempted:
+        process.close()
+        sys.stderr.flush()
+        os._exit(int(str(preempted)))  # without the teardown of the server's modules, which takes seconds
 else:
     training.Training = Struck  # type: ignore[misc]
     sys.argv = ["restart.py", *ARGUMENTS]
