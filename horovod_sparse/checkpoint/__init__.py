@@ -2,18 +2,9 @@
 
 ::
 
-    checkpoints = hvs.checkpoint.Checkpoints("checkpoints", keep=3)
-    restored = checkpoints.load(model=model, optimizer=optimizer, scheduler=scheduler)
-    step = restored.step if restored else 0
-    with hvs.checkpoint.on_preemption() as preempted:
-        while step < steps:
-            ...
-            step += 1
-            if preempted():
-                checkpoints.save(step, model=model, optimizer=optimizer, scheduler=scheduler)
-                break
-            if step % 1000 == 0:
-                checkpoints.async_save(step, model=model, optimizer=optimizer, scheduler=scheduler)
+    training = hvs.checkpoint.Training("checkpoints", model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    for step in training.steps(100_000):
+        ...
 """
 
 from __future__ import annotations
@@ -26,14 +17,16 @@ if TYPE_CHECKING:
     from horovod_sparse.checkpoint.manifest import CheckpointError
     from horovod_sparse.checkpoint.preemption import on_preemption
     from horovod_sparse.checkpoint.restore import Restored
+    from horovod_sparse.checkpoint.training import Training
 
-__all__ = ["CheckpointError", "Checkpoints", "Restored", "on_preemption"]
+__all__ = ["CheckpointError", "Checkpoints", "Restored", "Training", "on_preemption"]
 
 # Imported lazily: `horovod-sparse checkpoint` must run where MPI does not start and torch is not installed.
 _MODULE_OF = {
     "CheckpointError": "manifest",
     "Checkpoints": "checkpoints",
     "Restored": "restore",
+    "Training": "training",
     "on_preemption": "preemption",
 }
 

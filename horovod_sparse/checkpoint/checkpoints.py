@@ -137,6 +137,11 @@ class Checkpoints:
         with process.communicating(CALL, self._transport):
             return under_way.result()
 
+    @property
+    def in_progress(self) -> bool:
+        """True while this rank's part of an asynchronous save is in progress; not a collective call."""
+        return self._under_way is not None and not self._under_way.done()
+
     def _finish(self) -> CheckpointError | None:
         """Wait for the asynchronous save in progress; return its error if it failed."""
         try:
@@ -238,16 +243,17 @@ class Checkpoints:
                 return None
             content = read(self._transport, self._folder, manifest, model)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}{self._offer(manifest)}") from error
+            intact = self._intact(manifest)
+            offer = "" if intact is None else f". The checkpoint of step {intact} is intact: load it with step={intact}"
+            raise CheckpointError(f"{error}{offer}", intact) from error
         return restore(self._transport, content, model, optimizer, exchange_of(exchange or optimizer), others)
 
-    def _offer(self, refused: Manifest | None) -> str:
+    def _intact(self, refused: Manifest | None) -> int | None:
+        """Return the step of the newest other checkpoint that rank 0 finds intact; None if there is none."""
         other = None
         with suppress(CheckpointError), together(self._transport, ""):
             if self._transport.rank == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)
         with process.communicating(CALL, self._transport):
             other = self._transport.broadcast_object(other)
-        if other is None:
-            return ""
-        return f". The checkpoint of step {other.step} is intact: load it with step={other.step}"
+        return None if other is None else int(other.step)

@@ -24,7 +24,15 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 class CheckpointError(RuntimeError):
-    """Failure to save or load a checkpoint; the message names rank, path, cause and remedy."""
+    """Failure to save or load a checkpoint; the message names rank, path, cause and remedy.
+
+    Attributes:
+        intact: Step of an intact checkpoint to load instead of a damaged one; None if there is none.
+    """
+
+    def __init__(self, message: str, intact: int | None = None) -> None:
+        super().__init__(message)
+        self.intact = intact
 
 
 def shard(rank: int) -> str:

@@ -115,8 +115,9 @@ def restore(
     what = f"step {manifest.step} cannot be loaded"
     with together(transport, what):
         notes = compare(exchange, shared["compression"])
-    sparse = shared["compression"] is not None and not notes
     state, data = content.first
+    # Without buckets, it was saved before the first step, and the exchange starts as it is.
+    sparse = shared["compression"] is not None and not notes and bool(state["buckets"])
     buffers: dict[str, Any] = {}
     if manifest.ranks == transport.size:
         state, data, buffers = own[0]["compression"], own[0]["data"], own[0]["buffers"]

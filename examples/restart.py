@@ -1,0 +1,125 @@
+"""Training that continues after interruptions: torchrun --nproc-per-node 2 examples/restart.py --front-end ddp.
+
+Start it again after a failure or a preemption, with the same or another number of ranks. `mpirun -np 2 python
+examples/restart.py` starts it with any front end, torchrun with DDP and FSDP2.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+
+import horovod_sparse as hvs
+
+SAMPLES, INPUTS, CLASSES = 4096, 256, 10
+
+
+class Batches:
+    """Endless batches of indices, in an order that does not depend on the number of ranks.
+
+    Attributes:
+        used: Number of samples that all ranks together have used.
+    """
+
+    def __init__(self, samples: int, size: int, rank: int, ranks: int) -> None:
+        self._samples, self._size, self._rank, self._ranks = samples, size, rank, ranks
+        self.used = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield the indices of this rank's next batch, int64 (size,)."""
+        while True:
+            own = self.used + self._rank * self._size + torch.arange(self._size)
+            self.used += self._ranks * self._size
+            epochs = (own // self._samples).tolist()
+            orders = {epoch: self._order(epoch) for epoch in set(epochs)}
+            yield torch.stack([orders[epoch][at % self._samples] for epoch, at in zip(epochs, own, strict=True)])
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        return torch.randperm(self._samples, generator=torch.Generator().manual_seed(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+        return {"used": self.used}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position."""
+        self.used = state["used"]
+
+
+def connect(front_end: str, model: nn.Module, plain: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any, Any]:
+    """Return the model to call, the optimizer to step with, and the exchange if it is not the optimizer's."""
+    names = list(model.named_parameters())
+    if front_end == "horovod":
+        return model, hvs.DistributedOptimizer(plain, named_parameters=names, compression=compression), None
+    if front_end == "local":
+        return model, hvs.LocalOptimizer(plain, names, local_steps=4, compression=compression), None
+    if front_end == "fsdp2":
+        return model, plain, hvs.fsdp.sparse_reduce_scatter(model, compression, plain)
+    replica = nn.parallel.DistributedDataParallel(model)
+    state = hvs.ddp.SparseState(compression, plain, names)
+    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
+    return replica, plain, state
+
+
+def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
+    """Train on this rank."""
+    torch.manual_seed(0)  # the same parameters and samples on all ranks
+    labels = torch.randint(CLASSES, (SAMPLES,))
+    samples = torch.randn(CLASSES, INPUTS)[labels] + 4 * torch.randn(SAMPLES, INPUTS)
+    model = nn.Sequential(nn.Linear(INPUTS, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
+    if options.front_end == "fsdp2":
+        distributed.fsdp.fully_shard(model)
+    plain = torch.optim.SGD(model.parameters(), lr=0.01)
+    replica, optimizer, exchange = connect(options.front_end, model, plain, hvs.parse(options.compression))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    batches = Batches(SAMPLES, options.batch_size, rank, ranks)
+
+    training = hvs.checkpoint.Training(
+        options.folder,
+        every=int(options.every) if options.every.isdecimal() else options.every,
+        run=f"{options.front_end}, {options.compression}, {options.width} wide",
+        model=model,
+        optimizer=optimizer,
+        exchange=exchange,
+        scheduler=scheduler,
+        data=batches,
+    )
+    for step, batch in zip(training.steps(options.steps), batches, strict=False):  # in this order
+        optimizer.zero_grad()
+        loss = cross_entropy(replica(samples[batch]), labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+        if rank == 0 and (step + 1) % 20 == 0:
+            print(f"step {step + 1}: loss {loss.item():.4f}, {training.overhead:.2%} for saving", flush=True)
+
+
+def main() -> None:
+    """Join the ranks, and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--front-end", choices=["horovod", "ddp", "fsdp2", "local"], default="horovod")
+    parser.add_argument("--folder", default="checkpoints", help="folder of the checkpoints (default: %(default)s)")
+    parser.add_argument("--every", default="1%", help="interval of the saves: 100, 600s or 1%% (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="width of the hidden layer (default: %(default)s)")
+    parser.add_argument("--compression", default="topka:density=0.05")
+    options = parser.parse_args()
+    if options.front_end in ("horovod", "local"):
+        import horovod.torch as hvd
+
+        hvd.init()
+        train(options, hvd.rank(), hvd.size())
+    else:
+        hvs.ddp.init_process_group()
+        train(options, distributed.get_rank(), distributed.get_world_size())
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

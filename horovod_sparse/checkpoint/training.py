@@ -1,0 +1,192 @@
+"""Training that continues after every kind of interruption."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from horovod_sparse.checkpoint.checkpoints import Checkpoints
+from horovod_sparse.checkpoint.manifest import CheckpointError
+from horovod_sparse.checkpoint.pace import Pace
+from horovod_sparse.checkpoint.preemption import noticing
+from horovod_sparse.checkpoint.restore import Restored
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.frontends.members import job, transport_of
+
+PREEMPTED = 75  # EX_TEMPFAIL: launchers and loops start the training again
+_LOG = logging.getLogger("horovod_sparse")
+
+
+class Training:
+    """Training that is saved while it runs, and continues where it was when it is started again.
+
+    ::
+
+        training = hvs.checkpoint.Training("checkpoints", model=model, optimizer=optimizer, data=loader)
+        for step in training.steps(100_000):
+            ...
+
+    Creating it loads the newest checkpoint of the folder, on the same or another number of ranks. If that is damaged,
+    an older intact one is loaded, with a warning. If there is none, the initial state is saved, so that what cannot be
+    saved is refused before the first step. Afterwards, draw random numbers as in ``Checkpoints.load``. Creation and
+    ``steps`` are collective.
+
+    Args:
+        directory: Folder of this training's checkpoints, on a file system that all nodes share.
+        model: Model to save and load.
+        optimizer: Optimizer, wrapped or not.
+        exchange: ``SparseState`` or exchange of FSDP2; by default, the exchange of the optimizer.
+        data: Object with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``: the state
+            of this rank. On another number of ranks, every rank loads the state of rank 0.
+        every: Interval of the saves: a number of steps, seconds ("600s"), or the share of the time that saves may cost
+            ("1%"), which is measured during the training. Rank 0 decides.
+        keep: Number of checkpoints to keep.
+        run: Identity of the training, such as the text of its settings. A checkpoint of another run is refused.
+        process_set: Ranks that train together, as for ``Checkpoints``.
+        **others: Schedulers, a GradScaler, or other objects with ``state_dict``; saved from rank 0.
+
+    Attributes:
+        restored: Step, data and notes of the loaded checkpoint; None at the first start.
+        step: Number of completed steps.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit or belongs to another run, all are damaged, or the first one cannot
+            be saved. Raised on all ranks.
+        RuntimeError: torchrun may restart the ranks, in a store that holds the addresses of ended ones.
+        ValueError: ``every`` or ``keep`` is not valid, or this rank is not part of the process set.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        exchange: Any = None,
+        data: Any = None,
+        every: int | str = "1%",
+        keep: int = 3,
+        run: str = "",
+        process_set: Any = None,
+        **others: Any,
+    ) -> None:
+        _require_new_store()
+        self._pace = Pace(every)
+        self._checkpoints = Checkpoints(directory, keep, process_set)
+        transport = transport_of(process_set)
+        assert transport is not None  # Checkpoints has refused other ranks
+        self._transport = transport
+        self._states = {"model": model, "optimizer": optimizer, "exchange": exchange, "run": _Run(run), **others}
+        self._data = data
+        self.restored = self._load()
+        self.step = self.restored.step if self.restored else 0
+        if self.restored is None:
+            self._save()
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the steps that are left, from 0 to ``total`` - 1, and save meanwhile.
+
+        After SIGUSR1 or SIGTERM on any rank, all ranks complete the step and save, and the program ends with status 75.
+        If a regular save fails, training continues. The state after the last step is always saved.
+
+        Raises:
+            SystemExit: The training was preempted.
+            CheckpointError: The last state, or that of a preemption, could not be saved. Raised on all ranks.
+        """
+        first = self.step
+        with noticing() as noticed:
+            while self.step < total:
+                yield self.step
+                self.step += 1
+                due = self._pace.due(self.step, self._checkpoints.in_progress)
+                preempted, due = self._agree(noticed[0], due)
+                if preempted:
+                    self._save()
+                    if self._transport.rank == 0:
+                        _LOG.warning("preempted at step %d, ending with status %d", self.step, PREEMPTED)
+                    raise SystemExit(PREEMPTED)
+                if due and self.step < total:
+                    self._async_save()
+            if self.step > first:
+                self._save()
+
+    @property
+    def overhead(self) -> float:
+        """Share of this process's training time that saves have cost on this rank, from 0 to 1."""
+        return self._pace.overhead
+
+    def _load(self) -> Restored | None:
+        """Load the newest checkpoint, or an intact older one."""
+        try:
+            restored = self._checkpoints.load(**self._states)
+        except CheckpointError as error:
+            if error.intact is None:
+                raise
+            if self._transport.rank == 0:
+                _LOG.warning("%s: continuing from there", error)
+            restored = self._checkpoints.load(step=error.intact, **self._states)
+        if restored is not None and self._data is not None:
+            if "data" not in restored.data:
+                raise CheckpointError(
+                    f"step {restored.step} was saved without data: start the training without it, too"
+                )
+            self._data.load_state_dict(restored.data["data"])
+        return restored
+
+    def _position(self) -> dict[str, Any]:
+        return {} if self._data is None else {"data": self._data.state_dict()}
+
+    def _agree(self, noticed: int, due: bool) -> tuple[bool, bool]:
+        """Return on all ranks whether any of them was notified, and what rank 0 decided."""
+        flags = np.array([noticed, due and self._transport.rank == 0], np.int32)
+        with process.communicating("Training.steps()", self._transport):
+            ranks = self._transport.allreduce(flags)
+        return bool(ranks[0]), bool(ranks[1])
+
+    def _save(self) -> None:
+        with suppress(CheckpointError):  # logged already, and about an older state
+            self._checkpoints.wait()
+        self._checkpoints.save(self.step, data=self._position(), **self._states)
+
+    def _async_save(self) -> None:
+        start = time.monotonic()
+        try:
+            self._checkpoints.async_save(self.step, data=self._position(), **self._states)
+        except CheckpointError as error:
+            if self._transport.rank == 0:
+                _LOG.warning("%s; training continues", error)
+        self._pace.saved(time.monotonic() - start)
+
+
+class _Run:
+    """Identity of a training as an object that is saved with it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"name": self._name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state != self.state_dict():
+            raise ValueError(
+                f"the checkpoint belongs to run {state.get('name')!r:.200}, but this is run {self._name!r:.200}: use "
+                "another folder, or start the training with the settings it was saved with"
+            )
+
+
+def _require_new_store() -> None:
+    """Raise RuntimeError if ranks that torchrun restarts would find the addresses of ended ones."""
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise RuntimeError(
+            f"rank {job().rank}: torchrun's agents would reuse their store after a restart, where ranks find the "
+            "addresses of ended ones (pytorch#135712): start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        )

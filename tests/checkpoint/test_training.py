@@ -1,0 +1,203 @@
+"""A training that is interrupted in any way continues like an undisturbed one, or is refused before its first step."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from checkpointing import Training as Script
+from checkpointing import refusal
+from laws import everywhere, same_bits
+from torch import nn
+
+from horovod_sparse.checkpoint import CheckpointError, Checkpoints, Training, store, training
+from horovod_sparse.checkpoint.folder import Folder
+
+pytestmark = pytest.mark.mpi
+
+TOTAL = 9
+
+
+class Numbers:
+    """Data with a position: yields 0, 1, 2 and so on, plus 100 times the rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.used = rank, 0
+
+    def __iter__(self):
+        while True:
+            self.used += 1
+            yield 100 * self.rank + self.used - 1
+
+    def state_dict(self):
+        return {"used": self.used, "rank": self.rank}
+
+    def load_state_dict(self, state):
+        assert state["rank"] == self.rank
+        self.used = state["used"]
+
+
+class Run:
+    """The training of the other tests, of which only ``steps`` is left to this class."""
+
+    def __init__(self, folder, rank, every=2, run="", **more):
+        self.script, self.numbers, self.rank = Script("topka:density=0.05", rank, amp=True), Numbers(rank), rank
+        self.taken, self.read = [], []
+        self.training = Training(folder, every=every, run=run, data=self.numbers, **self.script.states, **more)
+
+    def steps(self, at=lambda step: None):
+        """Train to the end, unless ``at``, which is called after each step, raises an error."""
+        for step, number in zip(self.training.steps(TOTAL), self.numbers, strict=False):
+            self.script.train(1)
+            self.taken.append(step)
+            self.read.append(number)
+            at(step)
+        return self
+
+    @property
+    def bits(self):
+        return self.script.bits()[:-1]  # without the losses of this process alone
+
+
+class CrashError(Exception):
+    """End of a training between two steps."""
+
+
+def crash(after):
+    def at(step):
+        if step == after:
+            raise CrashError
+
+    return at
+
+
+@pytest.fixture
+def undisturbed(hvd, comm, folder):
+    run = Run(folder.with_name("undisturbed"), comm.Get_rank()).steps()
+    assert everywhere(comm, run.taken == list(range(TOTAL)))
+    return run
+
+
+@pytest.mark.parametrize("after", [0, 3, 8], ids=["in the first step", "between two saves", "in the last step"])
+def test_after_a_crash_the_bits_are_those_of_an_undisturbed_training(comm, folder, undisturbed, after):
+    rank = comm.Get_rank()
+    first = Run(folder, rank)
+    with pytest.raises(CrashError):
+        first.steps(crash(after))
+    first.training._checkpoints.wait()
+    comm.Barrier()
+    again = Run(folder, rank)
+    assert everywhere(comm, again.training.step == after // 2 * 2)
+    again.steps()
+    assert everywhere(comm, again.read == [100 * rank + step for step in range(after // 2 * 2, TOTAL)])
+    assert everywhere(comm, all(map(torch.equal, again.bits, undisturbed.bits)))
+    finished = Run(folder, rank).steps()
+    assert everywhere(comm, finished.taken == [])
+    assert everywhere(comm, all(map(torch.equal, finished.bits, undisturbed.bits)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_notice_to_one_rank_saves_on_all_at_the_same_step(comm, folder, undisturbed, number):
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    run = Run(folder, rank, every=1000)
+
+    def at(step):
+        if step == 4 and rank == last:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as caught:
+        run.steps(at)
+    assert everywhere(comm, caught.value.code == training.PREEMPTED == 75)
+    assert everywhere(comm, run.taken == list(range(5)))
+    assert signal.getsignal(number) != signal.SIG_IGN
+    again = Run(folder, rank)
+    assert everywhere(comm, again.training.step == 5)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(comm, folder, undisturbed, caplog):
+    rank = comm.Get_rank()
+    first = Run(folder, rank)
+    with pytest.raises(CrashError):
+        first.steps(crash(5))
+    first.training._checkpoints.wait()
+    comm.Barrier()
+    newest = Folder(folder).checkpoints()[0].step if rank == 0 else None
+    newest = comm.bcast(newest)
+    if rank == 0:
+        path = folder / f"step-{newest:08d}" / f"rank-{comm.Get_size() - 1:05d}.pt"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    comm.Barrier()
+    again = Run(folder, rank)
+    assert everywhere(comm, again.training.step == newest - 2)
+    assert everywhere(comm, rank > 0 or f"The checkpoint of step {newest - 2} is intact" in caplog.text)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_what_cannot_be_continued_is_refused_by_name(hvd, comm, folder):
+    rank = comm.Get_rank()
+    Run(folder, rank, run="seed 1")
+    assert "belongs to run 'seed 1', but this is run 'seed 2'" in refusal(comm, lambda: Run(folder, rank, run="seed 2"))
+
+    def other(compression="topka:density=0.05", model=None, **more):
+        script = Script(compression, rank, amp=True)
+        states = script.states | ({"model": model} if model else {}) | more
+        return lambda: Training(folder, run="seed 1", **states)
+
+    assert "Missing key(s) in state_dict" in refusal(comm, other(model=nn.Linear(2, 2)))
+    assert "another compression" in refusal(comm, other("oktopk:density=0.05"))
+    assert "holds no state of swa" in refusal(comm, other(swa=nn.Linear(1, 1)))
+
+
+def test_a_checkpoint_without_an_identity_is_refused(hvd, comm, folder):
+    script = Script("topka:density=0.05", comm.Get_rank())
+    Checkpoints(folder).save(3, **script.states)
+    assert "holds no state of run" in refusal(comm, lambda: Training(folder, **script.states))
+
+
+def test_a_save_that_fails_does_not_stop_the_training(comm, folder, undisturbed, monkeypatch, caplog):
+    rank = comm.Get_rank()
+    run = Run(folder, rank)
+    write, last = store.write, comm.Get_size() - 1
+
+    def full(partial, name, content):
+        if rank == last and "step-00000004" in str(partial):
+            raise OSError("no space left")
+        return write(partial, name, content)
+
+    monkeypatch.setattr(store, "write", full)
+    run.steps()
+    assert everywhere(comm, rank > 0 or f"rank {last}: no space left" in caplog.text)
+    assert everywhere(comm, all(map(torch.equal, run.bits, undisturbed.bits)))
+    steps = {manifest.step for manifest in Folder(folder).checkpoints()}
+    assert everywhere(comm, TOTAL in steps and 4 not in steps)
+
+
+def test_what_cannot_be_saved_is_refused_before_the_first_step(hvd, comm, folder):
+    rank = comm.Get_rank()
+    numbers = Numbers(rank)
+    numbers.state_dict = lambda: {"used": object()}
+    script = Script("topka:density=0.05", rank)
+    message = refusal(comm, lambda: Training(folder, data=numbers, **script.states))
+    assert "cannot be loaded again without executing code" in message
+
+
+def test_rank_0_decides_when_all_ranks_save(hvd, comm, folder):
+    rank = comm.Get_rank()
+    run = Run(folder, rank, every=2 if rank == 0 else 1000).steps()
+    assert everywhere(comm, {manifest.step for manifest in Folder(folder).checkpoints()} == {6, 8, 9})
+    assert same_bits(comm, *(p.detach().numpy() for p in run.script.model.parameters()))
+
+
+def test_torchruns_restarts_need_a_new_store(hvd, comm, folder, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(RuntimeError, match="start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        Run(folder, comm.Get_rank())
+
+
+def test_the_error_names_the_intact_step():
+    assert CheckpointError("damaged", 3).intact == 3
+    assert CheckpointError("damaged").intact is None

@@ -1,0 +1,107 @@
+"""examples/restart.py continues with every front end, launcher and number of ranks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import launch
+import pytest
+import torch
+
+from horovod_sparse.checkpoint.folder import Folder
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = str(ROOT / "tests" / "programs" / "struck.py")
+STEPS = 12
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+
+def run(folder: Path, front_end: str, ranks: int, strike: str = "", steps: int = STEPS, server=None):
+    """Run the example, with a rank that is killed; return its status and the trace of the last run."""
+    torchrun = () if front_end in ("ddp", "fsdp2") else None
+    trace, order = folder.with_name("trace"), folder.with_name("strike")
+    trace.write_text("")
+    if strike:
+        order.write_text(strike)
+    arguments = ("--front-end", front_end, "--folder", str(folder), "--steps", str(steps), "--every", "4")
+    command = (PROGRAM, str(order), str(trace), "restart", *arguments)
+    done = launch.python(*command, ranks=ranks, torchrun=torchrun, server=server, limit=200)
+    assert not order.exists(), f"no rank came to the phase: {done.stderr}"
+    return done, [line.split()[:3] for line in trace.read_text().splitlines()]
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the parameters at the end; for FSDP2, the shards of rank 0."""
+    newest = Folder(folder).checkpoints()[0]
+    assert newest.step == STEPS
+    shared = torch.load(folder / f"step-{STEPS:08d}" / "shared.pt", weights_only=True)
+    own = torch.load(folder / f"step-{STEPS:08d}" / "rank-00000.pt", weights_only=True)
+    return {**shared["model"], **{str(name): values for name, (_, values) in own["shards"].items()}}
+
+
+@pytest.mark.parametrize("front_end", ["horovod", "ddp", "fsdp2", "local"])
+def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
+    """Killed after the first step, as a checkpoint is written and as it is read."""
+    undisturbed, folder = tmp_path / "undisturbed" / "c", tmp_path / "disturbed" / "c"
+    for one in (undisturbed, folder):
+        one.parent.mkdir()
+    done, _ = run(undisturbed, front_end, 2, server=training_server)
+    assert done.returncode == 0, done.stderr
+    starts = []
+    for strike in ("first 1", "step 0", "restore 1", "save 0", ""):
+        done, trace = run(folder, front_end, 2, strike, server=training_server)
+        assert (done.returncode == 0) == (not strike), done.stderr
+        starts += [int(step) for kind, step, _ in trace if kind == "start"]
+    assert starts[0] == 0
+    assert starts == sorted(starts)
+    before, after = parameters(undisturbed), parameters(folder)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before if not before[name].is_meta)
+
+
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+def test_other_numbers_of_ranks_continue(front_end, tmp_path, training_server):
+    folder = tmp_path / "checkpoints"
+    assert run(folder, front_end, 3, "step 2", server=training_server)[0].returncode != 0
+    for ranks, last in ((2, 16), (3, 20)):
+        done, trace = run(folder, front_end, ranks, steps=last, server=training_server)
+        assert done.returncode == 0, done.stderr
+        assert trace[0][0] == "start"
+        assert int(trace[0][1]) > 0
+        assert trace[0][2] == str(ranks)
+        assert trace[-1][1] == str(last)
+
+
+def test_the_loop_around_mpirun_starts_it_until_it_is_complete(tmp_path, training_server):
+    text = (ROOT / "docs" / "checkpoint.md").read_text()
+    loop = re.search(r"tries=0\n.*?done\n", text, re.DOTALL)
+    assert loop is not None
+    order, trace, folder = tmp_path / "strike", tmp_path / "trace", tmp_path / "checkpoints"
+    order.write_text("step 1")
+    program = " ".join([*training_server.stub, PROGRAM, str(order), str(trace), "restart"])
+    arguments = f"--folder {folder} --steps {STEPS} --every 4"
+    command = re.sub(r"python train.py", f"{program} {arguments}", loop[0])
+    assert command != loop[0]
+    command = re.sub(r"mpirun -np \d+", "mpirun -np 2", command).replace("sleep 10", "sleep 0")
+    done = subprocess.run(
+        ["bash", "-euc", command], env=launch.ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    starts = [line.split()[1] for line in trace.read_text().splitlines() if line.startswith("start")]
+    assert len(starts) == 2
+    assert int(starts[1]) > 0
+    parameters(folder)
+
+
+def test_the_loop_ends_after_ten_failures(tmp_path):
+    text = (ROOT / "docs" / "checkpoint.md").read_text()
+    loop = re.search(r"tries=0\n.*?done\n", text, re.DOTALL)
+    assert loop is not None
+    command = loop[0].replace("sleep 10", "sleep 0")
+    command = re.sub(r"mpirun -np \d+ python train.py", f"(echo >> {tmp_path}/tries; false)", command)
+    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert (tmp_path / "tries").read_text() == "\n" * 10
