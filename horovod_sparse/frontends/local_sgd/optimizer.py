@@ -39,7 +39,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     local_steps: int
     _exchange: Rounds
-    _local: LocalState
+    _local_state: LocalState
     _use: Use
     # A GradScaler then always calls step() and passes on whether it found an overflow: skipped steps count, too.
     _step_supports_amp_scaling = True
@@ -54,14 +54,14 @@ class _Local(Exchanging, torch.optim.Optimizer):
             closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
-        self._local.begin()
+        self._local_state.begin()
         result = None
         if not overflowed(self):
             _unscale(self)
             result = plain(self).step(closure)
             for fragment in self._exchange.fragments:
                 fragment.stepped = True
-        self._local.local_step = self._exchange.advance(self._local.local_step + 1, self.local_steps)
+        self._local_state.local_step = self._exchange.advance(self._local_state.local_step + 1, self.local_steps)
         return result
 
     # Torch then calls step hooks only around the step of the user's class.
@@ -76,7 +76,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         their round. Call it before an evaluation, and at the end of training unless the parameters are the same then.
         """
         self._exchange.end()
-        self._local.local_step = 0
+        self._local_state.local_step = 0
 
     @property
     def local_step(self) -> int:
@@ -84,7 +84,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
         If it is 0, all ranks have the same parameters; with fragments, delay or alpha, only after ``synchronize()``.
         """
-        return self._local.local_step
+        return self._local_state.local_step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as ``torch.optim.Optimizer.add_param_group``.
@@ -98,31 +98,31 @@ class _Local(Exchanging, torch.optim.Optimizer):
         names = names_of(self.param_groups)
         transport = self._exchange.fragments[0].exchange.transport
         self._exchange.admit(agree_on_last_group(self.param_groups, names, transport))
-        self._local.local_step = self._local.local_step  # in the new param group, too
+        self._local_state.local_step = self._local_state.local_step  # in the new param group, too
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state on this rank, with the common parameters and the outer momentum.
 
         In the middle of a round, the local steps of other ranks are not included; ``hvs.checkpoint`` saves them, too.
         """
-        return self._local.add_to(plain(self).state_dict())
+        return self._local_state.add_to(plain(self).state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that ``state_dict`` returned, here or on the plain optimizer."""
         plain(self).load_state_dict(state_dict)
-        self._local.take_from(self.state)
+        self._local_state.take_from(self.state)
 
     @property
     def exchange(self) -> LocalState:
         """The state of the rounds with their residuals: this rank's part of a checkpoint."""
-        return self._local
+        return self._local_state
 
     def _join(self) -> Callable[[], None]:
         wait = self._exchange.join()
 
         def ended() -> None:
             wait()
-            self._local.local_step = 0
+            self._local_state.local_step = 0
 
         return ended
 
@@ -201,8 +201,8 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     local._use = Use()
     local._sparse = compression
     rounds = Rounds(names, compression, transports, outer, schedule, limits(stall_timeout, stall_abort))
-    local._exchange, local._local = rounds, LocalState(local, rounds, outer.momentum > 0, grad_scaler)
-    local.register_step_post_hook(weak_hook(local._local.note_begun))
+    local._exchange, local._local_state = rounds, LocalState(local, rounds, outer.momentum > 0, grad_scaler)
+    local.register_step_post_hook(weak_hook(local._local_state.note_begun))
     warn_of_hidden(optimizer, local)
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)
