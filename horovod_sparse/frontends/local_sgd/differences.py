@@ -52,7 +52,7 @@ class Differences(Exchange):
     Attributes:
         names: Names of the parameters, in the same order on every rank.
         compared: Whether the ranks have compared the parameters that they started with.
-        beside: Whether the program goes on during the exchange; for the statistics, what it waits for is exposed.
+        overlaps: Whether the program goes on during the exchange; for the statistics, what it waits for is exposed.
         waits_since: When the program began to wait for it, in ns of ``time.perf_counter_ns``; 0: it does not.
     """
 
@@ -61,7 +61,7 @@ class Differences(Exchange):
         super().__init__(sparse, transport, 1 / transport.size, stall, admit=lambda keys: me._admit_named(keys))
         self.names: dict[torch.Tensor, str] = {}
         self.compared = False
-        self.beside = False
+        self.overlaps = False
         self.waits_since = 0
         self._together = together
 
@@ -130,7 +130,7 @@ class Differences(Exchange):
                 difference = differences[p] if p in differences else torch.zeros_like(shard_of(p.detach()))
                 worker.put(key, difference, hold=p not in given)
             worker.collect()
-            if self.beside:
+            if self.overlaps:
                 worker.step.complete = self.waits_since or time.perf_counter_ns()
 
 

@@ -133,7 +133,7 @@ class Fragment:
             if outcome.moving:  # differences are written into the parameters, whose values are no longer needed
                 values = {p: shard_of(p.detach()) for p in outcome.moving}
                 differences = {p: torch.sub(self._base_of(p), value, out=value) for p, value in values.items()}
-                self.exchange.idle, self.exchange.beside = not self.stepped, False
+                self.exchange.idle, self.exchange.overlaps = not self.stepped, False
                 self.exchange.mean(differences, outcome.moving, given)
                 self._step(differences, outcome.moving)
         finally:
@@ -150,13 +150,13 @@ class Fragment:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Begin to exchange beside local steps; the other ranks must do so after the same step."""
+        """Begin an exchange that local steps overlap; the other ranks must do so after the same step."""
         given, stepped, exchange = self._given(), self.stepped, self.exchange
         starts = {p: shard_of(p.detach()).clone() for p in given}
         differences = {p: self._base_of(p) - start for p, start in starts.items()}
         first = {} if exchange.compared else {p: self._common_now(p).clone() for p in self.names}
         marks = [(one, one.mark(one.stream())) for one in {device_of(p.device) for p in self.names}]
-        exchange.idle, exchange.beside, exchange.waits_since = not stepped, True, 0
+        exchange.idle, exchange.overlaps, exchange.waits_since = not stepped, True, 0
 
         def run() -> Outcome:
             with ExitStack() as streams:

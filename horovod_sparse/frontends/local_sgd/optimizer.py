@@ -153,7 +153,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     feedback. The mean difference is the gradient of an outer optimizer's step on the common parameters, from which all
     ranks start the next round (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706).
 
-    With ``fragments`` and ``delay``, parts of the model are exchanged in turn, beside local steps (Streaming DiLoCo,
+    With ``fragments`` and ``delay``, parts of the model are exchanged in turn, during local steps (Streaming DiLoCo,
     arXiv 2501.18512).
 
     A collective call: all ranks of the process set take part, over MPI or, under torchrun, over torch.distributed. The

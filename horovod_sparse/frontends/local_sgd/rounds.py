@@ -125,7 +125,7 @@ class Rounds:
             working: Whether this rank will take further steps.
         """
         for _ in self.fragments:
-            self._unite_next(working, ending=True)
+            self._unite_next(working, ending=working)
         self.next = 0
 
     def _unite_next(self, working: bool, ending: bool) -> tuple[bool, bool]:
