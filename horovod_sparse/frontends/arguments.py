@@ -249,7 +249,7 @@ def require_own(
 
 def require_plain(optimizer: Any) -> None:
     """Raise ValueError if an optimizer already exchanges gradients or parameters with other ranks."""
-    wrappers = {"_allreduce_delay": "DistributedOptimizer", "_rounds": "LocalOptimizer"}
+    wrappers = {"_allreduce_delay": "DistributedOptimizer", "_local_state": "LocalOptimizer"}
     for attribute, wrapper in wrappers.items():
         if hasattr(optimizer, attribute):
             raise ValueError(

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.transport.traffic import Traffic
+
+
+class Exchange(Protocol):
+    """Exchanges of a front end, as its functions use them."""
+
+    epoch: int | None
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload that this rank has sent and received so far."""
+
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Return statistics since the last call; take norms in the next step."""
+
+    def reset(self) -> None:
+        """Return to the state of a new exchange; a collective call between steps."""
 
 
 class Exchanging:

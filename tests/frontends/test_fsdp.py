@@ -389,12 +389,6 @@ def test_a_divide_factor_is_refused_with_an_equivalent_remedy(comm, mesh):
     refused(comm, ValueError, f"rank {rank}: {message}", model, mesh)
 
 
-def test_local_steps_of_shards_are_refused(comm, mesh):
-    model = shard(mlp(), mesh["shard"])
-    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: 0\.weight is a DTensor.*hvs\.fsdp"):
-        hvs.LocalOptimizer(sgd(model), model.named_parameters(), 4, SPARSE)
-
-
 @pytest.mark.parametrize("replicas", ["", "one"])
 def test_the_exchange_lives_as_long_as_the_model(comm, mesh, replicas):
     mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh

@@ -238,9 +238,10 @@ def test_the_outer_momentum_of_a_frozen_parameter_is_saved_again_after_it_was_lo
     assert everywhere(comm, same(*momenta) and momenta[0][0].any())
 
 
+@pytest.mark.parametrize("stream", [{}, {"delay": 1}], ids=["", "delayed"])
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
-def test_a_step_skipped_by_a_scaler_on_one_rank_counts_and_adds_nothing(hvd, comm, fused, clip):
+def test_a_step_skipped_by_a_scaler_on_one_rank_counts_and_adds_nothing(hvd, comm, fused, clip, stream):
     """Rounds end after the same number of calls; each rank has moved as far as with its plain optimizer."""
     rank = comm.Get_rank()
 
@@ -260,8 +261,11 @@ def test_a_step_skipped_by_a_scaler_on_one_rank_counts_and_adds_nothing(hvd, com
 
     alone, model = mlp(), mlp()
     theirs = walk(sgd(alone, fused=fused), alone)
-    optimizer = wrap_local(model, EVERYTHING, sgd(model, fused=fused))
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, fused=fused), **stream)
     ours = walk(optimizer, model)
+    if stream:
+        optimizer.synchronize()
+        ours[:-1] = snapshot(model)
     assert everywhere(comm, optimizer.local_step == 0)
     assert everywhere(comm, near(means(comm, theirs[:-1]), ours[:-1], 1e-5))
     assert everywhere(comm, torch.equal(ours[-1], theirs[-1]))
@@ -283,12 +287,15 @@ def test_a_round_of_skipped_steps_changes_nothing(hvd, comm):
     assert everywhere(comm, optimizer.traffic.bytes_sent == sent and owed(optimizer) == left)
 
 
+@pytest.mark.parametrize(
+    "stream", [{}, {"fragments": 2}, {"fragments": 2, "delay": 3}, {"delay": 1, "alpha": 0.5}], ids=str
+)
 @pytest.mark.parametrize("spec", ["topka:density=0.05", "oktopk:density=0.05,tau_partition=2,tau_threshold=2"])
-def test_ranks_with_fewer_batches_join_and_nothing_is_lost(hvd, comm, spec):
+def test_ranks_with_fewer_batches_join_and_nothing_is_lost(hvd, comm, spec, stream):
     """What they have done in a round counts; then they follow, and so end with the parameters of all."""
     rank, model, given = comm.Get_rank(), Given(), 0.0
     compression = hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
-    optimizer = wrap_local(model, compression, sgd(model, lr=1.0, momentum=0))
+    optimizer = wrap_local(model, compression, sgd(model, lr=1.0, momentum=0), **stream)
     for epoch in range(3):
         steps = range(6 * rank + epoch)  # none at all on rank 0 at first
         train(optimizer, model, rank, steps, Given.loss)

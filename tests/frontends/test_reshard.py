@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharding import masses
 
-from horovod_sparse.frontends.fsdp.reshard import reshard
+from horovod_sparse.frontends.reshard import reshard
 from horovod_sparse.frontends.shards import Chunk, fill
 from horovod_sparse.rules import Momentum
 

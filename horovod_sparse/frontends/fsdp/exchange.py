@@ -40,9 +40,9 @@ from horovod_sparse.frontends.fsdp.model import (
     shard_facts,
     units_of,
 )
-from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
-from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
+from horovod_sparse.frontends.reshard import Part, merge_replicas
+from horovod_sparse.frontends.shards import shard_of, with_shard
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum
@@ -334,9 +334,7 @@ class ReplicaExchange(ExchangingGradients):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        replica, replicas, chunks = self._part
-        part = {"replica": replica, "replicas": replicas, "chunks": {name: tuple(chunks[name]) for name in chunks}}
-        return {**part, **self._exchange.state_dict(copy)}
+        return {**self._part.facts(), **self._exchange.state_dict(copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
@@ -344,23 +342,12 @@ class ReplicaExchange(ExchangingGradients):
         Raises:
             ValueError: The state belongs to another rank, model, sharding, bucket size or configuration.
         """
-        if not self._is_own(state):
-            raise ValueError(
-                f"rank {distributed.get_rank()}: the state is that of replica {state.get('replica')} of "
-                f"{state.get('replicas')}, with other shards than this rank or of another model: pass the states of "
-                "all ranks to merge, and load what it returns"
-            )
+        self._part.require(state)
         self._exchange.load_state_dict(state)
 
-    def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
-        return self._part[:2] == (state.get("replica"), state.get("replicas")) and self._part[2] == chunks_in(state)
-
     @property
-    def _part(self) -> tuple[int, int, dict[str, Chunk]]:
-        """Replica of this rank, number of replicas, and what this rank holds of each parameter."""
-        chunks = {name: Chunk.of(p) for name, p in self._parameters.items()}
-        return self._exchange.transport.rank, self._exchange.ranks, chunks
+    def _part(self) -> Part:
+        return Part.of(self._exchange.transport, self._parameters)
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any numbers of replicas and shards.
@@ -381,32 +368,16 @@ class ReplicaExchange(ExchangingGradients):
         """
         by_replica: dict[int, list[Mapping[str, Any]]] = {}
         for state in states:
-            if self._is_own(state):
+            if self._part.saved(state):
                 return dict(state), []
             by_replica.setdefault(state["replica"], []).append(state)
         own = self.state_dict()
-        counts = {state["replicas"] for of_replica in by_replica.values() for state in of_replica}
-        if len(counts) > 1:
-            raise ValueError(f"the states were saved by {sorted(counts)} replicas: pass those of one save")
-        saved = max(counts, default=1)
-        mine = range(own["replica"], saved, own["replicas"])
-        missing = sorted({0, *mine} - by_replica.keys())
-        if missing:
-            raise ValueError(f"the states of replicas {missing} are missing: pass those of all ranks")
-        if not own["buckets"] or saved == 1:  # one replica exchanges nothing
-            merged, notes = self._exchange.merge([], by_replica[0][0])
-        else:
-            taken = [self._reshard(by_replica[number], own)[0] for number in mine]
-            leader, notes = self._reshard(by_replica[0], own)
-            merged, more = self._exchange.merge(taken, leader)
-            notes = list(dict.fromkeys(notes + more))
-        return {**own, **merged}, notes
 
-    def _reshard(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         def momentum_of(number: int) -> Momentum:
             return self._exchange.momentum(self._exchange.groups[own["buckets"][number]["parameters"][0]])
 
-        return reshard(states, own, self.compression.memory.elementwise, momentum_of)
+        elementwise = self.compression.memory.elementwise
+        return merge_replicas(by_replica, own, elementwise, self._exchange.merge, momentum_of)
 
 
 def sparse_all_reduce(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from horovod_sparse.engine.state import leader
-from horovod_sparse.frontends.fsdp.reshard import held_in
 from horovod_sparse.frontends.fsdp.scattering import Unit
+from horovod_sparse.frontends.reshard import held_in
 
 
 def layout_of(units: Sequence[Unit]) -> dict[str, dict[str, list[int]]]:

@@ -24,40 +24,44 @@ from horovod_sparse.frontends.base import Exchanging
 from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
-from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
+from horovod_sparse.frontends.local_sgd.rounds import Rounds
+from horovod_sparse.frontends.local_sgd.schedule import Schedule
+from horovod_sparse.frontends.local_sgd.state import LocalState, plain
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.optimizers import overflowed, parameters_in
+from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
+from horovod_sparse.transport.base import Transport
 
 
 class _Local(Exchanging, torch.optim.Optimizer):
     """Functions that differ from the wrapped optimizer's; they override its class in the same way as Horovod's."""
 
     local_steps: int
-    _rounds: Rounds
+    _exchange: Rounds
+    _local_state: LocalState
     _use: Use
     # A GradScaler then always calls step() and passes on whether it found an overflow: skipped steps count, too.
     _step_supports_amp_scaling = True
 
     @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a local step; the last one of a round also calls ``synchronize()``.
+        """Take a local step, and exchange or apply what is due after it.
 
-        Steps that a GradScaler skips on this rank count, too: all ranks synchronize after the same number of calls.
+        Steps that a GradScaler skips on this rank count, too: all ranks exchange after the same number of calls.
 
         Args:
             closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
-        self._rounds.begin()
+        self._local_state.begin()
         result = None
         if not overflowed(self):
             _unscale(self)
             result = plain(self).step(closure)
-            self._rounds.stepped = True
-        self._rounds.local_step += 1
-        if self._rounds.local_step >= self.local_steps:
-            self.synchronize()
+            for fragment in self._exchange.fragments:
+                fragment.stepped = True
+        self._local_state.local_step = self._exchange.advance(self._local_state.local_step + 1, self.local_steps)
         return result
 
     # Torch then calls step hooks only around the step of the user's class.
@@ -66,17 +70,21 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     @eager
     def synchronize(self) -> None:
-        """End the round now; all ranks then have the same parameters.
+        """Exchange all fragments now, and end the round; all ranks then have the same parameters.
 
-        A collective call: other ranks must call it, too, or complete their round. Call it before an evaluation, and at
-        the end of training if the number of steps is not a multiple of ``local_steps``.
+        A collective call: other ranks must call it, too. Without fragments, delay and alpha, they may also complete
+        their round. Call it before an evaluation, and at the end of training unless the parameters are the same then.
         """
-        self._rounds.end()
+        self._exchange.end()
+        self._local_state.local_step = 0
 
     @property
     def local_step(self) -> int:
-        """Number of steps of this rank in the current round; 0: all ranks have the same parameters."""
-        return self._rounds.local_step
+        """Number of steps of this rank in the current round.
+
+        If it is 0, all ranks have the same parameters; with fragments, delay or alpha, only after ``synchronize()``.
+        """
+        return self._local_state.local_step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as ``torch.optim.Optimizer.add_param_group``.
@@ -88,27 +96,35 @@ class _Local(Exchanging, torch.optim.Optimizer):
         """
         plain(self).add_param_group(param_group)
         names = names_of(self.param_groups)
-        self._rounds.admit(agree_on_last_group(self.param_groups, names, self._rounds.exchange.transport))
+        transport = self._exchange.fragments[0].exchange.transport
+        self._exchange.admit(agree_on_last_group(self.param_groups, names, transport))
+        self._local_state.local_step = self._local_state.local_step  # in the new param group, too
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state on this rank, with the common parameters and the outer momentum.
 
         In the middle of a round, the local steps of other ranks are not included; ``hvs.checkpoint`` saves them, too.
         """
-        return self._rounds.add_to(plain(self).state_dict())
+        return self._local_state.add_to(plain(self).state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that ``state_dict`` returned, here or on the plain optimizer."""
         plain(self).load_state_dict(state_dict)
-        self._rounds.take_from(self.state)
+        self._local_state.take_from(self.state)
 
     @property
-    def exchange(self) -> Rounds:
-        """The rounds with their residuals: this rank's part of a checkpoint."""
-        return self._rounds
+    def exchange(self) -> LocalState:
+        """The state of the rounds with their residuals: this rank's part of a checkpoint."""
+        return self._local_state
 
     def _join(self) -> Callable[[], None]:
-        return self._rounds.join()
+        wait = self._exchange.join()
+
+        def ended() -> None:
+            wait()
+            self._local_state.local_step = 0
+
+        return ended
 
 
 # By this __module__, Horovod's broadcast_optimizer_state knows that it must bypass step() to initialize the state.
@@ -123,6 +139,9 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     outer: OuterSGD = DILOCO,
     process_set: Any = None,
     *,
+    fragments: int = 1,
+    delay: int = 0,
+    alpha: float = 1.0,
     grad_scaler: torch.amp.GradScaler | None = None,
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
@@ -134,8 +153,11 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     feedback. The mean difference is the gradient of an outer optimizer's step on the common parameters, from which all
     ranks start the next round (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706).
 
-    A collective call: all ranks of the process set take part. Needs MPI, but not Horovod. The state of the wrapped
-    optimizer (momentum) and the buffers of the model (batch normalization) are not exchanged.
+    With ``fragments`` and ``delay``, parts of the model are exchanged in turn, during local steps (Streaming DiLoCo,
+    arXiv 2501.18512).
+
+    A collective call: all ranks of the process set take part, over MPI or, under torchrun, over torch.distributed. The
+    state of the wrapped optimizer (momentum) and the buffers of the model (batch normalization) are not exchanged.
 
     Args:
         optimizer: The optimizer to wrap, of any class.
@@ -146,7 +168,10 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, that applies no momentum.
         outer: Settings of the outer step.
         process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI
-            communicator; None: all ranks.
+            communicator; None: all ranks. Of a model that FSDP2 shards: ``mesh.get_group("replicate")``.
+        fragments: Number F of parts of the model. Part f is exchanged after (f + 1) H / F steps of a round.
+        delay: Number of local steps that a rank takes during the exchange of a part, which is then applied; below H.
+        alpha: Share of the common parameters in those from which a rank continues after an exchange.
         grad_scaler: The scaler of this rank's loss, saved with this rank's part of a checkpoint. Scalers of different
             ranks are independent.
         stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``; waiting for slower ranks at
@@ -159,23 +184,25 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
-        RuntimeError: MPI lacks ``MPI_THREAD_MULTIPLE``.
+        RuntimeError: Horovod, MPI or torch lacks a required feature; the message names the remedy.
     """
     transport = transport_of(process_set)
     if transport is None:
         raise ValueError(f"rank {job().rank} is not part of {process_set}: create a LocalOptimizer on its ranks only")
-    named = list(named_parameters or ())
+    named, schedule = list(named_parameters or ()), Schedule(fragments, delay, alpha)
     with process.communicating("LocalOptimizer()", transport):
         stall = (stall_timeout, stall_abort)
-        agree_on(transport, lambda: _facts(optimizer, named, local_steps, compression, outer, stall))
+        settings = (local_steps, compression, outer, schedule, transport)
+        agree_on(transport, lambda: _facts(optimizer, named, settings, stall))
+        transports = [transport, *filter(None, (transport_of(process_set) for _ in range(1, fragments)))]
     local = wrapped(optimizer, Exchanging, _FUNCTIONS)
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
     local._sparse = compression
-    local._rounds = Rounds(local, names, compression, transport, outer, limits(stall_timeout, stall_abort), grad_scaler)
-    local._exchange = local._rounds.exchange
-    local.register_step_post_hook(weak_hook(local._rounds.note_begun))
+    rounds = Rounds(names, compression, transports, outer, schedule, limits(stall_timeout, stall_abort))
+    local._exchange, local._local_state = rounds, LocalState(local, rounds, outer.momentum > 0, grad_scaler)
+    local.register_step_post_hook(weak_hook(local._local_state.note_begun))
     warn_of_hidden(optimizer, local)
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)
@@ -185,34 +212,36 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
 def _facts(
     optimizer: torch.optim.Optimizer,
     named: list[tuple[str, torch.Tensor]],
-    local_steps: int,
-    compression: Sparse,
-    outer: OuterSGD,
+    settings: tuple[int, Any, OuterSGD, Schedule, Transport],
     stall: tuple[float | None, float | None],
 ) -> dict[str, Any]:
     """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
-    _check(optimizer, named, local_steps, compression)
-    names = [(name, p) for p, name in names_of(optimizer.param_groups, named).items()]
-    return {
-        **common_facts(compression, names, *stall, None, []),
-        "frozen parameter": tuple(sorted(name for name, p in names if not p.requires_grad)),
-        "local_steps": local_steps,
-        "outer": repr(outer),
-    }
-
-
-def _check(
-    optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], local_steps: int, compression: Any
-) -> None:
+    local_steps, compression, outer, schedule, transport = settings
     require_plain(optimizer)
     if type(local_steps) is not int or local_steps < 1:
         raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
+    schedule.check(local_steps)
     require_sparse(compression, "pass hvs.Compression.dense()")
     if compression.replaces_momentum:
         raise ValueError(
             "the compression applies momentum, but the outer step has it already: use another memory, such as "
             "memory='residual', and set the momentum in outer=hvs.OuterSGD(momentum=0.9)"
         )
+    names = {name: p for p, name in names_of(optimizer.param_groups, named).items()}
+    return {
+        **common_facts(compression, names.items(), *stall, None, []),
+        "frozen parameter": tuple(sorted(name for name, p in names.items() if not p.requires_grad)),
+        "local_steps": local_steps,
+        "outer": repr(outer),
+        "schedule": repr(schedule),
+        "shard": _check(optimizer, named, transport, compression.dense_below),
+    }
+
+
+def _check(
+    optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], transport: Transport, dense_below: int
+) -> Any:
+    """Check the parameters; return how they are sharded."""
     names = names_of(optimizer.param_groups, named)
     if len(set(names.values())) < len(names):
         raise ValueError("named_parameters gives a name twice: give each parameter its own name")
@@ -221,12 +250,22 @@ def _check(
             raise ValueError(
                 f"{name} is {p.dtype}, but only real and complex parameters are exchanged: use another optimizer"
             )
-        if hasattr(p, "to_local"):
-            raise ValueError(
-                f"{name} is a {type(p).__name__}, of which this rank holds a shard, but only complete parameters can "
-                "take local steps: exchange gradients with hvs.fsdp.sparse_all_reduce, or do not shard the model"
-            )
     check_devices({p.device for p in names})
+    sharded: dict[str, Any] = {name: p for p, name in names.items() if hasattr(p, "to_local")}
+    for name, p in sharded.items():
+        ours = set(transport.members) & set(p.device_mesh.mesh.flatten().tolist())
+        if len(ours) > 1:
+            raise ValueError(
+                f"{name} is sharded or replicated by FSDP over ranks {sorted(ours)}, which are in the process set, "
+                "too: shard the model over one dimension of a mesh, mesh=mesh['shard'], and pass "
+                "process_set=mesh.get_group('replicate'), whose ranks hold the same shard"
+            )
+    if not sharded:
+        return ()
+    from horovod_sparse.frontends.fsdp.model import require_same_selection, shard_facts  # slow to import
+
+    require_same_selection(sharded, dense_below)
+    return shard_facts(sharded)
 
 
 def _unscale(optimizer: Any) -> None:
@@ -237,5 +276,5 @@ def _unscale(optimizer: Any) -> None:
     optimizer.found_inf = optimizer.grad_scale = None
     if scale is not None:
         inverse = scale.double().reciprocal().float()
-        for gradient in [p.grad for p in parameters_in(optimizer) if p.grad is not None]:
+        for gradient in [shard_of(p.grad) for p in parameters_in(optimizer) if p.grad is not None]:
             gradient.mul_(inverse.to(gradient.device))

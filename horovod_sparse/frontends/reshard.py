@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from horovod_sparse.frontends.shards import Chunk, fill
 from horovod_sparse.rules import Mode, Momentum
+from horovod_sparse.transport.base import Transport
 
 _RESIDUAL, _HELD, _BUFFER = "residual", "what the optimizer holds", "momentum buffer"
 
@@ -27,6 +29,44 @@ class _Piece(NamedTuple):
     arrays: dict[str, torch.Tensor]
 
 
+class Part(NamedTuple):
+    """What a rank holds of a sharded model.
+
+    Attributes:
+        replica: Number of its replica.
+        replicas: Number of replicas.
+        chunks: Its shards of the parameters, by name.
+    """
+
+    replica: int
+    replicas: int
+    chunks: dict[str, Chunk]
+
+    @classmethod
+    def of(cls, transport: Transport, parameters: Mapping[str, torch.Tensor]) -> Part:
+        """Return the part of the rank of a transport, whose ranks hold the same shards."""
+        return cls(transport.rank, transport.size, {name: Chunk.of(p) for name, p in parameters.items()})
+
+    def facts(self) -> dict[str, Any]:
+        """Return entries for a state, which tell whose it is."""
+        chunks = {name: tuple(chunk) for name, chunk in self.chunks.items()}
+        return {"replica": self.replica, "replicas": self.replicas, "chunks": chunks}
+
+    def saved(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
+        of_rank = self[:2] == (state.get("replica"), state.get("replicas"))
+        return of_rank and self.chunks == chunks_in(state)
+
+    def require(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless this rank has saved a state."""
+        if not self.saved(state):
+            raise ValueError(
+                f"rank {distributed.get_rank()}: the state is that of replica {state.get('replica')} of "
+                f"{state.get('replicas')}, with other shards than this rank or of another model: pass the states of "
+                "all ranks to merge, and load what it returns"
+            )
+
+
 def chunks_in(state: Mapping[str, Any]) -> dict[str, Chunk]:
     """Return the shards of the parameters that a rank held when it saved a state.
 
@@ -36,6 +76,50 @@ def chunks_in(state: Mapping[str, Any]) -> dict[str, Chunk]:
     if "chunks" not in state:
         raise ValueError("the state is not one that hvs.fsdp has saved: it does not say which shards it belongs to")
     return {key: Chunk.read(saved) for key, saved in state["chunks"].items()}
+
+
+def merge_replicas(
+    states: Mapping[int, Sequence[Mapping[str, Any]]],
+    own: Mapping[str, Any],
+    elementwise: bool,
+    merge: Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], tuple[dict[str, Any], list[str]]],
+    momentum_of: Callable[[int], Momentum],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the state of this rank that continues those of any numbers of replicas and shards.
+
+    The sum of the residuals of each element over the replicas is unchanged. Replica r takes over the old replicas
+    r, r + R, r + 2R and so on, where R is the number of replicas.
+
+    Args:
+        states: States of all ranks of the training that is continued, by their replicas.
+        own: State of this rank, before its first step.
+        elementwise: As for ``reshard``.
+        merge: ``Exchange.merge``, which takes states of this rank's shards.
+        momentum_of: As for ``reshard``.
+
+    Returns:
+        The state, and notes on what was not carried over.
+
+    Raises:
+        ValueError: A state is missing; or the states belong to another model, bucket size or configuration, or
+            cannot be converted to this number of shards.
+    """
+    counts = {state["replicas"] for of_replica in states.values() for state in of_replica}
+    if len(counts) > 1:
+        raise ValueError(f"the states were saved by {sorted(counts)} replicas: pass those of one save")
+    saved = max(counts, default=1)
+    mine = range(own["replica"], saved, own["replicas"])
+    missing = sorted({0, *mine} - states.keys())
+    if missing:
+        raise ValueError(f"the states of replicas {missing} are missing: pass those of all ranks")
+    if not own["buckets"] or saved == 1:  # one replica exchanges nothing
+        merged, notes = merge([], states[0][0])
+    else:
+        taken = [reshard(states[number], own, elementwise, momentum_of)[0] for number in mine]
+        leader, notes = reshard(states[0], own, elementwise, momentum_of)
+        merged, more = merge(taken, leader)
+        notes = list(dict.fromkeys(notes + more))
+    return {**own, **merged}, notes
 
 
 def reshard(

@@ -1,0 +1,241 @@
+"""Laws of local steps exchanged in fragments and beside further steps, under mpirun and torchrun alike."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from training import MEAN, Given, agree, conserved, means, mlp, near, settings, sgd, snapshot, train, wrap_local
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+STREAMS = {
+    "today's round": {},
+    "fragments": {"fragments": 3},
+    "delay": {"delay": 2},
+    "both": {"fragments": 2, "delay": 3},
+    "mixed": {"fragments": 2, "delay": 2, "alpha": 0.5},
+    "mixed at once": {"alpha": 0.75},
+}
+every_stream = pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    return comm.bcast(tmp_path)
+
+
+class Reference:
+    """The same algorithm as one would write it with a dense allreduce: H = 4."""
+
+    def __init__(self, comm, parameters, plain, outer, fragments=1, delay=0, alpha=1.0):
+        self.comm, self.parameters, self.plain = comm, parameters, plain
+        self.delay, self.alpha, self.count = delay, alpha, 0
+        self.common = [p.detach().clone().requires_grad_() for p in parameters]
+        self.base = [p.detach().clone() for p in parameters]
+        nesterov = outer.nesterov and outer.momentum > 0
+        self.outer = [
+            torch.optim.SGD([p], lr=outer.lr, momentum=outer.momentum, nesterov=nesterov) for p in self.common
+        ]
+        sizes = [p.numel() for p in parameters]
+        middles = [sum(sizes[:i]) + size / 2 for i, size in enumerate(sizes)]
+        self.fragment = [int(fragments * middle / sum(sizes)) for middle in middles]
+        self.ends = [(f + 1) * 4 // fragments for f in range(fragments)]
+        self.flying = []
+
+    @torch.no_grad()
+    def step(self):
+        self.plain.step()
+        self.count += 1
+        self.apply()
+        for f, end in enumerate(self.ends):
+            if (self.count - 1) % 4 + 1 == end:
+                mine = [i for i, of in enumerate(self.fragment) if of == f]
+                starts = {i: self.parameters[i].clone() for i in mine}
+                mean = means(self.comm, [self.base[i] - starts[i] for i in mine]) if mine else []
+                self.flying.append((self.count + self.delay, starts, dict(zip(mine, mean, strict=True))))
+                self.apply()
+
+    def apply(self):
+        for _, starts, mean in [one for one in self.flying if one[0] <= self.count]:
+            for i, difference in mean.items():
+                self.common[i].grad = difference
+                self.outer[i].step()
+                moved = self.parameters[i] - starts[i]
+                self.base[i] = starts[i] + self.alpha * (self.common[i] - starts[i])
+                self.parameters[i].copy_(self.base[i] + moved)
+        self.flying = [one for one in self.flying if one[0] > self.count]
+
+    def zero_grad(self):
+        self.plain.zero_grad()
+
+
+@every_stream
+@pytest.mark.parametrize("outer", [hvs.OuterSGD(), MEAN], ids=["DiLoCo", "mean"])
+def test_at_density_1_parameters_are_those_of_an_independent_implementation(comm, stream, outer):
+    """Steps taken during a delay count exactly once: they are in the next difference, and in the parameters."""
+    rank, model, theirs = comm.Get_rank(), mlp(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, torch.optim.AdamW(model.parameters(), lr=0.02), outer=outer, **stream)
+    plain = torch.optim.AdamW(theirs.parameters(), lr=0.02)
+    reference = Reference(comm, list(theirs.parameters()), plain, outer, **stream)
+    for number in range(5):
+        steps = range(4 * number, 4 * number + 4)
+        train(optimizer, model, rank, steps)
+        train(reference, theirs, rank, steps)
+        assert everywhere(comm, near(model.parameters(), theirs.parameters(), 2e-4))
+
+
+@every_stream
+@pytest.mark.parametrize("spec", ["topka:density=0.05", "oktopk:density=0.05,tau_partition=2,tau_threshold=2"])
+def test_nothing_is_lost_in_hundreds_of_steps(comm, stream, spec):
+    """Given is delivered plus residuals; a rank without a step, and parameters frozen on some ranks, change nothing."""
+    rank, model, moved = comm.Get_rank(), Given(), 0.0
+    compression = hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
+    optimizer = wrap_local(model, compression, sgd(model, lr=1.0, momentum=0), **stream)
+    for number in range(4):
+        frozen = (rank + number) % 3 == 0
+        model.second.requires_grad_(not frozen)
+        model.second.grad = None
+        for step in range(50 * number, 50 * number + 50):
+            train(optimizer, model, rank, [step], partial(scaled_loss, rate=2.0**-6))
+            gradients = model.gradients(rank, step)
+            moved += 2.0**-6 * sum(one.double().sum().item() for one in gradients[: 1 if frozen else 2])
+        optimizer.synchronize()
+        assert agree(comm, snapshot(model))
+        assert conserved(comm, model, optimizer, moved, 0.02)
+    assert everywhere(comm, comm.Get_size() == 1 or optimizer.statistics()["total/steps"] >= 40)
+
+
+def scaled_loss(model, rank, step, rate):
+    parameters = zip(model.parameters(), model.gradients(rank, step), strict=True)
+    return rate * sum((p * gradient).sum() for p, gradient in parameters)
+
+
+@every_stream
+def test_common_parameters_are_the_same_on_all_ranks_whenever_a_fragment_was_applied(comm, stream):
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, None, sgd(model), outer=hvs.OuterSGD(), **stream)
+    applied = 0
+    for step in range(40):
+        before = [fragment.transfer for fragment in optimizer.exchange.fragments]
+        train(optimizer, model, rank, [step])
+        for fragment, transfer in zip(optimizer.exchange.fragments, before, strict=True):
+            if (transfer is not None or not stream) and fragment.transfer is None and fragment.common:
+                assert agree(comm, [*fragment.common.values(), *fragment.velocity.values()])
+                applied += 1
+    assert everywhere(comm, applied >= 9 or not ({"delay"} & stream.keys()))
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+
+
+def test_no_step_waits_for_the_others_before_the_delay_is_over(comm):
+    """Rank 0 takes all steps up to the end of the delay before the others begin."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, delay=3)
+    if rank == 0:
+        train(optimizer, model, rank, range(6))
+    comm.Barrier()
+    train(optimizer, model, rank, range(6 if rank == 0 else 0, 9))
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+
+
+@every_stream
+@pytest.mark.parametrize("step", [6, 9])
+def test_a_checkpoint_in_a_round_and_in_a_transfer_resumes_with_the_same_bits(comm, folder, stream, step):
+    rank = comm.Get_rank()
+
+    def prepare():
+        model = mlp()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.02)
+        return model, wrap_local(model, None, inner, outer=hvs.OuterSGD(), **stream)
+
+    model, optimizer = prepare()
+    train(optimizer, model, rank, range(step))
+    Checkpoints(folder).save(step, model=model, optimizer=optimizer)
+    straight = train(optimizer, model, rank, range(step, 30))
+    fresh, resumed = prepare()
+    Checkpoints(folder).load(model=fresh, optimizer=resumed)
+    assert everywhere(comm, same(train(resumed, fresh, rank, range(step, 30)), straight))
+
+
+@every_stream
+def test_fewer_ranks_take_over_common_parameters_and_residuals(comm, folder, stream):
+    """What is in flight has been delivered; steps since the last exchange are dropped."""
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Given()
+    optimizer = wrap_local(model, None, sgd(model, lr=1.0, momentum=0), **stream)
+    train(optimizer, model, rank, range(10), Given.loss)
+    Checkpoints(folder).save(10, model=model, optimizer=optimizer)
+    fragments = optimizer.exchange.fragments
+    left = sum(masses(optimizer)) if ranks > 1 else 0.0
+    if ranks < 3:
+        return
+    left = comm.allreduce(left)
+    common = {name: fragment.common[p] for fragment in fragments for p, name in fragment.names.items()}
+    few = comm.Split(rank < 2)
+    if rank < 2:
+        fresh = Given()
+        group = few if not hasattr(few, "transport") else group_of(2)
+        resumed = wrap_local(fresh, None, sgd(fresh, lr=1.0, momentum=0), process_set=group, **stream)
+        Checkpoints(folder, process_set=group).load(model=fresh, optimizer=resumed)
+        train(resumed, fresh, rank, [], Given.loss)
+        resumed.exchange.begin()
+        assert everywhere(few, same(dict(fresh.named_parameters()), common))
+        assert everywhere(few, few.allreduce(sum(masses(resumed))) == pytest.approx(left, rel=1e-4))
+    elif hasattr(few, "transport"):
+        group_of(2)
+    comm.Barrier()
+
+
+def group_of(ranks):
+    return torch.distributed.new_group(list(range(ranks)))
+
+
+def masses(optimizer):
+    buckets = optimizer.exchange.state_dict()["buckets"]
+    return [bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fragments": 0}, "fragments must be .* from 1 to local_steps=4, not 0"),
+        ({"fragments": 5}, "fragments must be .*, not 5"),
+        ({"delay": 4}, "delay must be .* from 0 to local_steps - 1 = 3, not 4"),
+        ({"delay": 1.5}, r"delay must be .*, not 1\.5"),
+        ({"alpha": 0.0}, r"alpha must be .*, not 0\.0"),
+        ({"alpha": "1"}, "alpha must be .*, not '1'"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(comm, given, message):
+    with pytest.raises(ValueError, match=f"rank {comm.Get_rank()}: {message}"):
+        wrap_local(mlp(), **given)
+
+
+def test_settings_that_differ_between_ranks_are_named(comm):
+    rank = comm.Get_rank()
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=rf"rank {rank}: schedule .*fragments=\d, delay=0"):
+            wrap_local(mlp(), fragments=1 + rank)
+
+
+@pytest.mark.parametrize("stream", [STREAMS["fragments"], STREAMS["delay"]], ids=["fragments", "delay"])
+def test_ranks_that_synchronize_alone_are_named(comm, stream):
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), mlp()
+    if ranks == 1:
+        return
+    optimizer = wrap_local(model, EVERYTHING, local_steps=3, **{**stream, **{k: 1 for k in stream if k == "delay"}})
+
+    def end_alone():
+        train(optimizer, model, rank, [0, 1] if rank == 0 else range(5))
+        optimizer.synchronize()
+
+    with pytest.raises(RuntimeError, match=rf"rank {rank}: 1 of {ranks} ranks have called synchronize\(\)"):
+        end_alone()
