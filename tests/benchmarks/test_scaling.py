@@ -46,8 +46,8 @@ def test_everything_is_every_run_on_every_task_and_number_of_ranks_with_its_seed
 
 @pytest.mark.parametrize(("run", "rate"), [("dense", 0.5), ("dense-adam", 1)])
 def test_many_ranks_take_smaller_batches_and_64_half_the_rate_of_sgd(run, rate):
-    settings = {(job.task, job.ranks): (job.batch, job.steps, job.run.rate_on(job.task)) for job in asked("--runs", run)}
-    assert settings == {
+    jobs = asked("--runs", run)
+    assert {(job.task, job.ranks): (job.batch, job.steps, job.run.rate_on(job.task)) for job in jobs} == {
         ("stdlib", 4): (0, 1000, 1),
         ("stdlib", 16): (1, 1000, 1),
         ("stdlib", 64): (1, 300, rate),
