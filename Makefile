@@ -33,7 +33,8 @@ SOURCES := $(filter-out tools/mpitest.py tools/release.py tools/demo%,$(wildcard
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp sharded optimizer scripts situations)
+FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp local_shards optimizer scripts sharded situations \
+               streaming)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
@@ -82,6 +83,8 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
 	$(MPITEST) --torchrun --ranks 3 -- -m 'mpi and $(QUICK)' tests/frontends/test_situations.py
+	$(MPITEST) --torchrun --ranks 1 4 -- -m 'mpi and not slow and not nightly' tests/frontends/test_streaming.py \
+	  tests/frontends/test_local_shards.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
@@ -105,9 +108,10 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 	  -k 'test_base or test_nodes or nothing_is_lost' tests/transport/test_base.py tests/transport/test_nodes.py \
 	  tests/collectives/test_laws.py
 
-test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the transports, with device arrays, at 3 ranks
+test-mpi: $(TOOLS)  ## run the tests under mpirun, DDP and local steps under torchrun; the transports, with device arrays, at 3 ranks
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
-	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
+	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) \
+	  tests/frontends/test_ddp.py tests/frontends/test_streaming.py
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
 cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)

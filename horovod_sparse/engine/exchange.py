@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ def require_state(state: Any) -> None:
             f"rank {process.job.rank}: this is no state of an exchange, but has {found}: load what "
             "compression_state_dict() of the optimizer, or state_dict() of the SparseState, has returned"
         )
+
+
+def statistics_of(exchanges: Iterable[Exchange], norms: bool) -> dict[str, float]:
+    """Return statistics as ``Exchange.statistics``; buckets are numbered over all of several exchanges."""
+    buckets = [bucket for exchange in exchanges for bucket in exchange.worker.buckets]
+    return statistics({number: bucket.pipeline.statistics(norms) for number, bucket in enumerate(buckets)})
 
 
 class Exchange:

@@ -30,12 +30,12 @@ class _Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a rank holds of a sharded model.
+    """Part of a sharded model that a rank holds.
 
     Attributes:
         replica: Number of its replica.
         replicas: Number of replicas.
-        chunks: Its shards of the parameters, by name.
+        chunks: Shards of the parameters, by name.
     """
 
     replica: int
@@ -48,7 +48,7 @@ class Part(NamedTuple):
         return cls(transport.rank, transport.size, {name: Chunk.of(p) for name, p in parameters.items()})
 
     def facts(self) -> dict[str, Any]:
-        """Return entries for a state, which tell whose it is."""
+        """Return entries for a state, by which ``saved`` knows its rank."""
         chunks = {name: tuple(chunk) for name, chunk in self.chunks.items()}
         return {"replica": self.replica, "replicas": self.replicas, "chunks": chunks}
 
@@ -93,9 +93,9 @@ def merge_replicas(
     Args:
         states: States of all ranks of the training that is continued, by their replicas.
         own: State of this rank, before its first step.
-        elementwise: As for ``reshard``.
+        elementwise: Argument of ``reshard``.
         merge: ``Exchange.merge``, which takes states of this rank's shards.
-        momentum_of: As for ``reshard``.
+        momentum_of: Argument of ``reshard``.
 
     Returns:
         The state, and notes on what was not carried over.

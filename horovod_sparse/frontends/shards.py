@@ -6,7 +6,7 @@ By attribute, as an import of ``torch.distributed.tensor`` takes longer than tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -118,3 +118,32 @@ def total_norm(norm: float, tensors: Iterable[torch.Tensor]) -> float:
         distributed.all_reduce(square, group=mesh.get_group())
         norm = math.sqrt(square)
     return norm
+
+
+def require_same_selection(parameters: Mapping[str, Any], dense_below: int) -> None:
+    """Check that the ranks of one replica hold different elements of each parameter from which a selection is sent.
+
+    Ranks that hold the same elements, as with tensor parallelism, would select different ones of them, because the rest
+    of their buckets differs.
+
+    Raises:
+        ValueError: A parameter is held by several ranks of a replica, and is not sent dense.
+    """
+    ranks = {rank for p in parameters.values() for rank in p.device_mesh.mesh.flatten().tolist()}
+    for name, p in parameters.items():
+        sizes = zip(p.placements, p.device_mesh.shape, strict=True)
+        shards = math.prod(size for placement, size in sizes if not placement.is_replicate())
+        if shards < len(ranks) and p.numel() >= dense_below and not p.is_complex():
+            raise ValueError(
+                f"{name} has {shards} shards on the {len(ranks)} ranks of a replica, as with tensor parallelism: ranks "
+                "that hold the same elements would select different ones, and drift apart: shard it over all of these "
+                f"ranks, or send it dense with a dense_below above its {p.numel()} elements"
+            )
+
+
+def shard_facts(parameters: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return what must be the same on all replicas: how each parameter is sharded, and which shard this rank holds."""
+    return tuple(
+        (name, str(p.placements), tuple(p.device_mesh.shape), tuple(p.device_mesh.get_coordinate() or ()))
+        for name, p in parameters.items()
+    )

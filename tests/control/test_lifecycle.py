@@ -135,10 +135,14 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage, training_ser
 
 
 @pytest.mark.full
-def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
-    result = launch.python(str(PROGRAMS / "local_steps.py"), ranks=3)
+@pytest.mark.parametrize("torchrun", [None, ()], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize("delay", ["0", "1"])
+def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason(torchrun, delay):
+    result = launch.python(str(PROGRAMS / "local_steps.py"), delay, ranks=3, torchrun=torchrun)
     assert result.returncode == 1, result.stderr
-    reasons = (f"{LEFT}, but synchronize() waits", f"cannot communicate: {LEFT}", "Horovod has been shut down")
+    reasons = [f"{LEFT}, but synchronize() waits", f"cannot communicate: {LEFT}", "Horovod has been shut down"]
+    if torchrun is not None:
+        reasons = ["rank 1 of 3 has closed its connection", LEFT]
     assert any(reason in result.stderr for reason in reasons)
     assert result.stdout.count("trained") <= 1
 

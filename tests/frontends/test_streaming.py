@@ -8,7 +8,21 @@ import pytest
 import torch
 from laws import everywhere
 from states import same
-from training import MEAN, Given, agree, conserved, means, mlp, near, settings, sgd, snapshot, train, wrap_local
+from training import (
+    MEAN,
+    Given,
+    agree,
+    conserved,
+    loss_of,
+    means,
+    mlp,
+    near,
+    settings,
+    sgd,
+    snapshot,
+    train,
+    wrap_local,
+)
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
@@ -239,3 +253,27 @@ def test_ranks_that_synchronize_alone_are_named(comm, stream):
 
     with pytest.raises(RuntimeError, match=rf"rank {rank}: 1 of {ranks} ranks have called synchronize\(\)"):
         end_alone()
+
+
+def test_muon_inside_in_2_bits(comm):
+    """MuLoCo's optimizers, each in a LocalOptimizer of its own, with SparseLoCo's compression."""
+    rank, model, compression = comm.Get_rank(), mlp(), hvs.Compression.sparseloco(dense_below=0)
+    matrices = [(name, p) for name, p in model.named_parameters() if p.ndim == 2]
+    others = [(name, p) for name, p in model.named_parameters() if p.ndim != 2]
+    inner = [torch.optim.Muon([p for _, p in matrices], lr=0.02), torch.optim.AdamW([p for _, p in others], lr=0.01)]
+    optimizers = [
+        hvs.LocalOptimizer(one, named, 4, compression, fragments=2, delay=1)
+        for one, named in zip(inner, (matrices, others), strict=True)
+    ]
+    losses = []
+    for step in range(24):
+        model.zero_grad()
+        loss = loss_of(model, rank, step % 2)
+        loss.backward()
+        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+    for optimizer in optimizers:
+        optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert everywhere(comm, losses[-1] < losses[0])

@@ -36,13 +36,11 @@ from horovod_sparse.frontends.fsdp.model import (
     require_held,
     require_means,
     require_replicas,
-    require_same_selection,
-    shard_facts,
     units_of,
 )
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.reshard import Part, merge_replicas
-from horovod_sparse.frontends.shards import shard_of, with_shard
+from horovod_sparse.frontends.shards import require_same_selection, shard_facts, shard_of, with_shard
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum

@@ -27,7 +27,7 @@ class Transfer:
 
     Attributes:
         left: Local steps until it is applied.
-        starts: This rank's parameters when it began.
+        starts: Parameters of this rank when it began.
         differences: What was given, then the mean of what was sent; None: it is in the common parameters.
         moving: Parameters that it changes.
         outcome: Resolved at the end of the exchange.

@@ -29,7 +29,7 @@ from horovod_sparse.frontends.local_sgd.schedule import Schedule
 from horovod_sparse.frontends.local_sgd.state import LocalState, plain
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.optimizers import overflowed, parameters_in
-from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.shards import require_same_selection, shard_facts, shard_of
 from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
 from horovod_sparse.transport.base import Transport
 
@@ -260,10 +260,6 @@ def _check(
                 "too: shard the model over one dimension of a mesh, mesh=mesh['shard'], and pass "
                 "process_set=mesh.get_group('replicate'), whose ranks hold the same shard"
             )
-    if not sharded:
-        return ()
-    from horovod_sparse.frontends.fsdp.model import require_same_selection, shard_facts  # slow to import
-
     require_same_selection(sharded, dense_below)
     return shard_facts(sharded)
 

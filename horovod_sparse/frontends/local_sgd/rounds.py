@@ -9,10 +9,10 @@ import torch
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
+from horovod_sparse.engine.exchange import statistics_of
 from horovod_sparse.frontends.local_sgd.fragment import Fragment
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.frontends.local_sgd.schedule import Schedule
-from horovod_sparse.metrics.counts import statistics
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
@@ -188,7 +188,6 @@ class Rounds:
         return total
 
     def statistics(self, norms: bool) -> dict[str, float]:
-        """Return statistics, as ``Exchange.statistics``; buckets are numbered over all fragments."""
+        """Return statistics of the buckets of all fragments."""
         self.settle()
-        buckets = [bucket for fragment in self.fragments for bucket in fragment.exchange.worker.buckets]
-        return statistics({number: bucket.pipeline.statistics(norms) for number, bucket in enumerate(buckets)})
+        return statistics_of([fragment.exchange for fragment in self.fragments], norms)

@@ -42,12 +42,12 @@ class Schedule:
 
     @property
     def streams(self) -> bool:
-        """Whether ranks continue from their own parameters after a round, and not all from the common ones."""
+        """True if ranks continue from their own parameters after a round, and not all from the common ones."""
         return self.fragments > 1 or self.delays
 
     @property
     def delays(self) -> bool:
-        """Whether a fragment that was applied still differs between ranks."""
+        """True if a fragment that was applied still differs between ranks."""
         return self.delay > 0 or self.alpha < 1
 
     def begun(self, step: int, local_steps: int) -> int:

@@ -29,7 +29,7 @@ def plain(optimizer: Any) -> Any:
 
 
 class LocalState:
-    """What a ``LocalOptimizer`` adds to the states of its optimizer, and this rank's part of a checkpoint.
+    """Entries that a ``LocalOptimizer`` adds to the states of its optimizer, and this rank's part of a checkpoint.
 
     Args:
         optimizer: The ``LocalOptimizer``; held weakly.
@@ -261,7 +261,7 @@ class LocalState:
         """Return the state that continues those of another world size; a collective call.
 
         Args:
-            states: As for ``Exchange.merge``; of sharded parameters, the states of all ranks, in any order.
+            states: States that this rank takes over; of sharded parameters, those of all ranks, in any order.
             leader: The state of the old rank 0; None: parameters are sharded.
         """
         if leader is not None:
