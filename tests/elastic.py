@@ -49,7 +49,7 @@ MODULES = (
     *("horovod_sparse.frontends.ddp.state", "horovod_sparse.checkpoint.training"),
 )
 # torch's default waits 30 s for further nodes after the smallest number has come.
-RENDEZVOUS = "last_call_timeout=2,join_timeout=600"
+RENDEZVOUS = "last_call_timeout=5,join_timeout=600"
 PERIOD = 0.05  # seconds between polls
 NODE = "HOROVOD_SPARSE_TEST_NODE"  # variable with the number of the agent
 RUN = distributed_run.__file__
@@ -205,8 +205,9 @@ def disturb(cluster: Cluster, kind: str, generator: random.Random, limit: float)
     highest = max((event.step for event in before if event.kind == "step"), default=0)
 
     def resumed() -> list[Event]:
-        """Return the first start and the first step of processes that were started since."""
-        new = [event for event in cluster.events if event.born > struck - 0.05]
+        """Return the last start and the first step of processes that were started since, with all agents."""
+        every = len(cluster.agents)
+        new = [event for event in cluster.events if event.born > struck - 0.05 and event.ranks == every]
         starts, steps = ([event for event in new if event.kind == kind] for kind in ("start", "step"))
         return [starts[-1], steps[0]] if starts and steps else []
 

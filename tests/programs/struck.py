@@ -37,7 +37,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path.append(str(TESTS))
 STRIKE, TRACE, KIND, ARGUMENTS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
 BORN = time.time()
-LATER = 4  # steps
+LATER = 8  # steps
 
 
 def strike(*phases: str) -> None:

@@ -1,0 +1,35 @@
+"""Elastic training under torchrun goes on after ranks and agents are killed or added, and loses no gradient."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import elastic
+import launch
+import pytest
+
+PROGRAM = str(Path(__file__).parent / "elastic.py")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(200, marks=[pytest.mark.nightly, pytest.mark.timeout(8000)])], ids=str
+)
+def test_every_gradient_is_in_the_parameters_or_in_a_residual(kills):
+    result = launch.python(PROGRAM, "--kills", str(kills), "--seed", "1", "--limit", "120", limit=590 + 30 * kills)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(rf"^{kills} disturbances: ", result.stdout, re.MULTILINE)
+    assert "sum of all updates" in result.stdout
+
+
+def test_the_number_of_agents_stays_between_the_limits():
+    generator, agents, seen = random.Random(0), 2, set()
+    for _ in range(1000):
+        kind = elastic.kinds(generator, agents, 2, 4)
+        agents += {"add": 1, "lose": -1}.get(kind, 0)
+        seen.add(kind)
+        assert 2 <= agents <= 4
+    assert seen == {*elastic.PHASES, "add", "lose"}
