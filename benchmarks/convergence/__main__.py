@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"convergence: {problem}", file=sys.stderr)
         return 1
     if options.report is not None:
-        return _report(options.report, options.page)
+        return _report(options.report, options.against, options.page)
     if options.simulate:
         from benchmarks.convergence.worker import simulate  # loads torch
 
         options.output.mkdir(parents=True, exist_ok=True)
         simulate(options, jobs(options))
-        return _report(options.output)
+        return _report(options.output, options.against)
     if shutil.which("mpirun") is None:
         print("convergence: mpirun is not on PATH: run `make venv`, or load your MPI module", file=sys.stderr)
         return 1
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if error:
         print(f"convergence: {error}", file=sys.stderr)
         return 1
-    return _report(options.output)
+    return _report(options.output, options.against)
 
 
-def _report(folder: Path, pages: Sequence[Path] = ()) -> int:
+def _report(folder: Path, against: Sequence[str], pages: Sequence[Path] = ()) -> int:
     try:
-        print(report(folder, pages))
+        print(report(folder, pages, against))
     except (OSError, ValueError) as error:
         print(f"convergence: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ Runs four ranks on this machine under one mpirun. With --simulate, any number of
 with bit-identical results. Every finished run is appended to records.jsonl and is not repeated, so an interrupted
 benchmark resumes. Writes report.md and a figure for each task. On two cores, --quick takes 5 minutes, and otherwise
 each run takes 1.5 to 3 minutes. Run it from the repository root. The last command compares a rule of your own with the
-published runs of dense training and of top-k at 1 %, seed by seed.
+published runs of dense training and of top-k at 1 %, seed by seed; --against recommended,oktopk adds others.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help="train this configuration, with momentum; repeat it for several, and use a separate --output folder",
     )
+    help_ = "with --compression, or --report: published runs to compare with besides dense and topka"
+    add("--against", type=names_of(RUNS), default=[], help=help_)
     add(
         "--validate",
         action="store_true",

@@ -38,12 +38,13 @@ _NAMED, _REFERENCES = frozenset(RUNS), (DENSE, "topka")  # the latter to compare
 _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
 
-def report(folder: Path, pages: Sequence[Path] = ()) -> str:
+def report(folder: Path, pages: Sequence[Path] = (), against: Sequence[str] = ()) -> str:
     """Write the tables and the figures of a folder's records; return the tables.
 
     Args:
         folder: Folder of ``records.jsonl``. Receives the figures; the small tasks' only if there are no others.
         pages: Pages that receive the tables, between the markers of each source; empty: ``report.md`` in the folder.
+        against: Published runs to compare the user's own configurations with, besides dense training and top-k.
 
     Raises:
         ValueError: The folder has no records, or the pages lack the markers of a source.
@@ -52,8 +53,8 @@ def report(folder: Path, pages: Sequence[Path] = ()) -> str:
     records = read_records(path)
     if not records:
         raise ValueError(f"{path} holds no records: run `python -m benchmarks.convergence` first")
-    results = Results(records + compared(records))
-    parts = sections(results)
+    results = Results(records + compared(records, against))
+    parts = sections(results, against)
     text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items() if part != _NOTHING) + "\n"
     if pages:
         for page, content in zip(
@@ -69,7 +70,7 @@ def report(folder: Path, pages: Sequence[Path] = ()) -> str:
     return text
 
 
-def compared(records: Sequence[Record]) -> list[Record]:
+def compared(records: Sequence[Record], against: Sequence[str] = ()) -> list[Record]:
     """Return the published records to compare with the user's own configurations, if any: same tasks and lengths."""
     mine = [record for record in records if record["run"] == record.get("spec") and record["run"] not in _NAMED]
     for record in mine:
@@ -78,7 +79,9 @@ def compared(records: Sequence[Record]) -> list[Record]:
     return [
         record
         for record in (read_records(_PUBLISHED) if mine else ())
-        if record["run"] in _REFERENCES and _case(record) in cases and (record["task"], record["run"]) not in known
+        if record["run"] in {*_REFERENCES, *against}
+        and _case(record) in cases
+        and (record["task"], record["run"]) not in known
     ]
 
 
@@ -103,14 +106,14 @@ def filled(pages: Sequence[str], parts: dict[str, str]) -> list[str]:
     return texts
 
 
-def sections(results: Results) -> dict[str, str]:
+def sections(results: Results, against: Sequence[str] = ()) -> dict[str, str]:
     """Return the report of each source, as Markdown."""
     sources = list(dict.fromkeys([run.group for run in RUNS.values()]))
     parts = {}
     for source in sources:
         claims = CLAIMS.get(source, ())
         names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
-        names |= set(_REFERENCES) if source == OWN else set()
+        names |= {*_REFERENCES, *against} if source == OWN else set()
         names |= {RUNS[name].baseline for name in names} - {DENSE}
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
         if not any(RUNS[run].group == source for run in shown):

@@ -176,9 +176,10 @@ def optimizers_in(given: Any) -> tuple[torch.optim.Optimizer, ...]:
             optimizer.register_step_post_hook(lambda *_: None).remove()
         except AttributeError as error:
             kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            wrapped = (name for name, value in vars(optimizer).items() if isinstance(value, torch.optim.Optimizer))
             raise TypeError(
                 f"the optimizer is a {kind}, which wraps an optimizer and has no step hooks: pass the wrapped "
-                "optimizer, optimizer.optimizer"
+                f"optimizer, optimizer.{next(wrapped, 'optimizer')}"
             ) from error
     return optimizers
 

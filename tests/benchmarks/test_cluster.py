@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.namespaces import named, shares
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 MESSAGE = 2_500_000  # bytes; a fifth of a second at 100 Mbit/s
 
 # Two ranks: their hosts and the seconds that the fastest of three messages takes.
@@ -272,3 +274,31 @@ def test_the_other_measurements_run_on_a_separate_cluster(monkeypatch, tmp_path,
     training = ["--nodes", "2", "--rate", "none", "--model", "cnn", "--batch-size", "64", "--output", str(tmp_path)]
     assert main(["overlap", *training]) == 0
     assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == 3
+
+
+# Arguments and variables of torchrun on node {0}: a rendezvous by c10d, and the variables that a PyTorchJob's pods get.
+RENDEZVOUS = {
+    "c10d": (["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29500"], []),
+    "pod": ([], ["PET_NNODES=2", "PET_NPROC_PER_NODE=2", "PET_NODE_RANK={0}", "PET_MASTER_ADDR=node0"]),
+}
+
+
+@needs_namespaces
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rendezvous", RENDEZVOUS)
+def test_torchrun_trains_sparse_over_several_hosts_with_equal_bits(rendezvous):
+    arguments, variables = RENDEZVOUS[rendezvous]
+    program = [str(ROOT / "tests/programs/several_hosts.py"), "--compression", "topka:density=0.1,dense_below=0"]
+    limit = ["timeout", "200", "env", "GLOO_SOCKET_IFNAME=eth0"]
+    with Cluster(2) as cluster, ThreadPoolExecutor(2) as pool:
+        commands = [[*limit, *variables, TORCHRUN, *arguments, *program] for _ in cluster.nodes]
+        commands = [[word.replace("{0}", str(number)) for word in words] for number, words in enumerate(commands)]
+        done = list(pool.map(cluster.execute, range(2), commands))
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+    lines = [line for one in done for line in one.stdout.splitlines()]
+    hosts = {line.split()[2] for line in lines if line.startswith("host ")}
+    reports = [json.loads(line) for line in lines if line.startswith('{"rank"')]
+    assert hosts == {"node0", "node1"}
+    assert sorted(report["rank"] for report in reports) == [0, 1, 2, 3]
+    assert len({report["digest"] for report in reports}) == 1

@@ -226,5 +226,7 @@ def test_the_users_configuration_is_compared_with_the_published_runs_of_the_same
     assert cells(text, spec)[2] == "90.00 % (1)"
     assert cells(text, spec)[3] == f"{100 * (0.9209 - 0.9):+.2f}"  # dense with this seed
     assert [cells(text, name)[2][-3:] for name in ("dense", "topka")] == ["(5)", "(3)"]
+    assert "| recommended |" not in text
+    assert cells(report(tmp_path, against=["recommended"]).partition("## Own configurations")[2], "recommended")
     write(tmp_path, [{**mine, "steps": 7}])
     assert "| dense |" not in report(tmp_path)

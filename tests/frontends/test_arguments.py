@@ -9,6 +9,8 @@ import torch
 from laws import everywhere
 from states import same
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from training import agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse
@@ -141,3 +143,10 @@ def test_devices_that_cannot_be_used(hvd, comm, monkeypatch):
     cuda_aware.cache_clear()
     with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: HOROVOD_SPARSE_CUDA_AWARE must be .* not 'maybe'"):
         wrap(nn.Linear(50, 50, device="meta"))
+
+
+def test_the_optimizer_inside_a_wrapper_is_named_by_the_wrappers_attribute(comm):
+    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=4, process_group=object())
+    with pytest.raises(TypeError, match=r"PostLocalSGDOptimizer, which wraps .*: pass the wrapped optimizer.*\.optim$"):
+        arguments.optimizers_in(PostLocalSGDOptimizer(plain, averager))
