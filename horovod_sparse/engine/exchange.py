@@ -279,9 +279,3 @@ class Exchange:
                 "with the model, bucket_bytes, dense_below and groups it was saved with, and with the same parameters "
                 "frozen at first"
             )
-
-
-def statistics_of(exchanges: Sequence[Exchange], norms: bool) -> dict[str, float]:
-    """Return statistics, as ``Exchange.statistics``, of several exchanges, whose buckets are numbered in sequence."""
-    buckets = [bucket for exchange in exchanges for bucket in exchange.worker.buckets]
-    return statistics({number: bucket.pipeline.statistics(norms) for number, bucket in enumerate(buckets)})

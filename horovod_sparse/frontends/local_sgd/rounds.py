@@ -10,7 +10,6 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.exchange import statistics_of
-from horovod_sparse.engine.exchange import statistics_of
 from horovod_sparse.frontends.local_sgd.fragment import Fragment
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.frontends.local_sgd.schedule import Schedule
