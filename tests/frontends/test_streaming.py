@@ -107,7 +107,14 @@ def test_at_density_1_parameters_are_those_of_an_independent_implementation(comm
 
 
 @every_stream
-@pytest.mark.parametrize("spec", ["topka:density=0.05", "oktopk:density=0.05,tau_partition=2,tau_threshold=2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "topka:density=0.05",
+        pytest.param("oktopk:density=0.05,tau_partition=2,tau_threshold=2", marks=pytest.mark.full),
+    ],
+    ids=["topka", "oktopk"],
+)
 def test_nothing_is_lost_in_hundreds_of_steps(comm, stream, spec):
     """Given is delivered plus residuals; a rank without a step, and parameters frozen on some ranks, change nothing."""
     rank, model, moved = comm.Get_rank(), Given(), 0.0
