@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 import horovod_sparse as hvs
@@ -73,7 +74,7 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
     samples = torch.randn(CLASSES, INPUTS)[labels] + 4 * torch.randn(SAMPLES, INPUTS)
     model = nn.Sequential(nn.Linear(INPUTS, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
     if options.front_end == "fsdp2":
-        distributed.fsdp.fully_shard(model)
+        fully_shard(model)
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
     replica, optimizer, exchange = connect(options.front_end, model, plain, hvs.parse(options.compression))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)

@@ -15,13 +15,10 @@ PROGRAM = str(Path(__file__).parent / "elastic.py")
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "kills", [3, pytest.param(200, marks=[pytest.mark.nightly, pytest.mark.timeout(8000)])], ids=str
-)
-def test_every_gradient_is_in_the_parameters_or_in_a_residual(kills):
-    result = launch.python(PROGRAM, "--kills", str(kills), "--seed", "1", "--limit", "120", limit=590 + 30 * kills)
+def test_every_gradient_is_in_the_parameters_or_in_a_residual():
+    result = launch.python(PROGRAM, "--kills", "2", "--seed", "1", "--limit", "120", limit=590)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(rf"^{kills} disturbances: ", result.stdout, re.MULTILINE)
+    assert re.search("^2 disturbances: ", result.stdout, re.MULTILINE)
     assert "sum of all updates" in result.stdout
 
 

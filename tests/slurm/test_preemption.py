@@ -143,20 +143,3 @@ def test_a_single_task_of_an_array_is_preempted(cluster: Cluster, tmp_path: Path
     assert [cluster.wait_for(task, limit=LIMIT) for task in tasks] == ["COMPLETED"] * 2
     restarts = {task: cluster.show(task)["Restarts"] for task in tasks}
     assert restarts == {task: "1" if task == namesake else "0" for task in tasks}
-
-
-def test_a_script_of_one_call_is_requeued_by_task(cluster: Cluster, tmp_path: Path) -> None:
-    """Preempted by a signal to one task of an array, and requeued by `scontrol requeue` in the other."""
-    array = cluster.submit(
-        "restart.sbatch", tmp_path / "log-%a", "--array=0-1", ARGUMENTS="--steps 4000 --every 50", OMP_NUM_THREADS="1"
-    )
-    tasks = [f"{array}_0", f"{array}_1"]
-    wait_until(lambda: all("step 60" in (tmp_path / f"log-{n}").read_text() for n in (0, 1)), 120, "both tasks")
-    cluster.run("scancel", "--batch", "--signal=USR1", tasks[0])
-    cluster.run("scontrol", "requeue", tasks[1])
-    assert [cluster.wait_for(task, limit=LIMIT) for task in tasks] == ["COMPLETED"] * 2
-    assert [cluster.show(task)["Restarts"] for task in tasks] == ["1", "1"]
-    for number in (0, 1):
-        steps = [int(step) for step in re.findall(r"^step (\d+):", (tmp_path / f"log-{number}").read_text(), re.M)]
-        assert steps[-1] == 4000
-    assert "preempted at step" in (tmp_path / "log-0").read_text()
