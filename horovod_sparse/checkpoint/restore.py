@@ -116,9 +116,9 @@ def restore(
     with together(transport, what):
         notes = compare(exchange, shared["compression"])
     state, data = content.first
-    # Several ranks without buckets have saved before the first step: the exchange starts as it is.
-    begun = manifest.ranks == 1 or bool(state["buckets"])
-    sparse = shared["compression"] is not None and not notes and begun
+    sparse = shared["compression"] is not None and not notes
+    if sparse and not state["buckets"] and state.get("replicas", manifest.ranks) > 1:
+        sparse = False  # it was saved before the first step: the exchange starts as it is
     buffers: dict[str, Any] = {}
     if manifest.ranks == transport.size:
         state, data, buffers = own[0]["compression"], own[0]["data"], own[0]["buffers"]
