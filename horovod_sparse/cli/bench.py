@@ -28,13 +28,15 @@ _NOTES = """\
 # min, avg, max: time of the fastest rank, mean over the ranks and slowest rank; medians over the iterations
 # select (includes the check for finite values), agree, exchange, apply (writes the dense average into the gradient):
 # stages of the step, each on its fastest rank, which waited for no other
+# recommended: at this density, without momentum, as there is no optimizer; the bytes are the same
 # stable: a step that reuses its blocks; every hundredth step selects new ones, at about the cost of topk
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent per rank, mean"""
 # One preset for each collective; the others differ from these in what they select.
 PRESETS = (
-    *("topka", "topkdsa", "gtopk", "oktopk", "spardl", "union", "randomblock", "stable", "hierarchical", "auto"),
-    "dense",
+    *("recommended", "topka", "topkdsa", "gtopk", "oktopk", "spardl", "union"),
+    *("randomblock", "stable", "hierarchical", "auto", "dense"),
 )
+_SETTINGS = {"recommended": ",memory=residual"}
 
 # Heading, unit, width, format and attribute of `Row`.
 _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
@@ -147,7 +149,7 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
         if name == "dense":
             named.append((name, parse(name)))
         else:
-            named += [(name, parse(f"{name}:density={density}")) for density in densities]
+            named += [(name, parse(f"{name}:density={density}{_SETTINGS.get(name, '')}")) for density in densities]
     return named
 
 

@@ -32,7 +32,7 @@ def on_host(state: Any) -> Any:
 def leader(state: dict[str, Any] | None) -> dict[str, Any]:
     """Return a rank's state without its large parts, memories and parameters; without buckets if Horovod exchanged."""
     buckets = [] if state is None else state["buckets"]
-    kept = {} if state is None else {key: state[key] for key in ("local_step", "replicas") if key in state}
+    kept = {key: value for key, value in (state or {}).items() if key in ("local_step", "replicas")}
     return {**kept, "buckets": [{**bucket, "memory": {}} for bucket in buckets]}
 
 

@@ -11,9 +11,9 @@ import pytest
 from laws import everywhere
 
 from horovod_sparse.cli import exchanges
-from horovod_sparse.cli.bench import PRESETS
+from horovod_sparse.cli.bench import PRESETS, configurations
 from horovod_sparse.cli.exchanges import Bucket, windows
-from horovod_sparse.config import Compression, parse
+from horovod_sparse.config import Compression
 from horovod_sparse.wire.header import HEADER_BYTES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
@@ -77,7 +77,8 @@ def test_gradients_differ_between_iterations_and_ranks(transport):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_measured_without_errors(transport, name):
     gradients = windows(SIZE, (1, transport.rank))
-    row = exchanges.measure(name, parse(name), gradients, transport, iterations=3, warmup=1)
+    [(_, sparse)] = configurations([name], [0.01], SIZE)
+    row = exchanges.measure(name, sparse, gradients, transport, iterations=3, warmup=1)
     assert row.wrong == 0
     assert 0 < row.best_ms <= row.max_ms
     assert row.min_ms <= row.avg_ms <= row.max_ms
