@@ -44,8 +44,9 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, small=False
     """Return buckets of parameters that are named by their indices, and the arguments of their pipelines."""
     made = []
 
-    def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared, layers, scatters):
+    def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared, layers, scatters, adaptive):
         assert not scatters
+        assert not adaptive
         made.append((sparse, size, like.dtype, layers))
         return Recorder(log, number, factor)
 

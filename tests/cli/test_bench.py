@@ -118,7 +118,7 @@ def test_ranks_not_started_by_mpi_are_refused(capsys, monkeypatch):
 def test_all_ranks_exit_and_one_prints_the_reason():
     done = launch.python("-c", REFUSED, ranks=3, limit=60)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("unknown algorithm 'ringtopk'; known are: topka") == 1
+    assert done.stderr.count("unknown algorithm 'ringtopk'; known are: recommended, topka") == 1
     assert done.stderr.count("the folder /nowhere does not exist") == 1
     assert done.stderr.count("stable selects blocks of 64 elements, but -b gives vectors of 63") == 1
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import horovod_sparse as hvs
 from horovod_sparse.cli.predictions import Plan, dense_rows, preset, sparse_rows
+from horovod_sparse.costs.accuracy import sums
 from horovod_sparse.costs.model import Compute, predict
 from horovod_sparse.costs.network import Link, Node
 
@@ -65,11 +68,12 @@ def test_nodes_sum_up_first_only_if_they_have_equal_numbers_of_ranks(ranks, nest
     assert ("hierarchical" in plan(ranks=ranks, node=NODE).collectives) == nested
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("ranks", [4, 64, 1024])
-def test_rows_are_priced_as_the_preset_runs_them(ranks):
-    for row in sparse_rows(plan(ranks=ranks), 0.01)[0]:
+def test_rows_are_priced_as_the_preset_runs_them(ranks, adaptive):
+    for row in sparse_rows(replace(plan(ranks=ranks), adaptive=adaptive), 0.01)[0]:
         collective = hvs.parse(row.compression).collective
-        keep = getattr(collective, "keep", None)
+        keep = sums(getattr(collective, "keep", None), ranks, adaptive)
         alone = predict(row.cost.algorithm, 6_250_000, 62_500, ranks, Link(5e-6, 0.8e-9), CORE, wire=0.5, keep=keep)
         assert row.cost.total == pytest.approx(4 * alone.total)
 
