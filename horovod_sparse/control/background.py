@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
@@ -68,14 +69,24 @@ class Background:
             thread.join()
 
 
-def join_ending() -> None:
+def join_ending(seconds: float | None = None) -> None:
     """Wait for the threads of garbage-collected objects; to be called before the program ends.
 
-    Python would end them in the middle of a function of torch, which aborts the process.
+    Python would end them in the middle of a function of torch, which aborts the process. A thread that ends may release
+    the last reference to an object with another thread, which is then waited for, too.
+
+    Args:
+        seconds: Limit of the wait for each thread; None: as long as it takes.
     """
-    for thread in list(_ending):
-        if thread is not threading.current_thread():
-            thread.join()
+    joined = {threading.current_thread()}
+    while waiting := {thread for thread in list(_ending) if thread.is_alive()} - joined:
+        for thread in waiting:
+            thread.join(seconds)
+        joined |= waiting
+
+
+# Also where ``Lifecycle.close`` has nothing to close, as after the end of torch's process group.
+atexit.register(join_ending, 10.0)
 
 
 def _end(submitted: _Queue, threads: list[threading.Thread]) -> None:
