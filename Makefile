@@ -108,7 +108,7 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 	  -k 'test_base or test_nodes or nothing_is_lost' tests/transport/test_base.py tests/transport/test_nodes.py \
 	  tests/collectives/test_laws.py
 
-test-mpi: $(TOOLS)  ## run the tests under mpirun, DDP and local steps under torchrun; the transports, with device arrays, at 3 ranks
+test-mpi: $(TOOLS)  ## run the tests under mpirun, DDP and local steps under torchrun, the transports at 3 ranks
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
 	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) \
 	  tests/frontends/test_ddp.py tests/frontends/test_streaming.py
