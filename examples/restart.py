@@ -1,7 +1,7 @@
 """Training that continues after interruptions: torchrun --nproc-per-node 2 examples/restart.py --front-end ddp.
 
 Start it again after a failure or a preemption, with the same or another number of ranks. `mpirun -np 2 python
-examples/restart.py` starts it with any front end, torchrun with DDP and FSDP2.
+examples/restart.py` starts it with any front end, torchrun with all but Horovod.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
@@ -52,19 +53,19 @@ class Batches:
         self.used = state["used"]
 
 
-def connect(front_end: str, model: nn.Module, plain: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any, Any]:
-    """Return the model to call, the optimizer to step with, and the exchange if it is not the optimizer's."""
+def connect(front_end: str, model: nn.Module, plain: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any]:
+    """Return the model to call and the optimizer to step with."""
     names = list(model.named_parameters())
     if front_end == "horovod":
-        return model, hvs.DistributedOptimizer(plain, named_parameters=names, compression=compression), None
+        return model, hvs.DistributedOptimizer(plain, named_parameters=names, compression=compression)
     if front_end == "local":
-        return model, hvs.LocalOptimizer(plain, names, local_steps=4, compression=compression), None
+        return model, hvs.LocalOptimizer(plain, names, local_steps=4, compression=compression)
     if front_end == "fsdp2":
-        return model, plain, hvs.fsdp.sparse_reduce_scatter(model, compression, plain)
+        hvs.fsdp.sparse_reduce_scatter(model, compression, plain)
+        return model, plain
     replica = nn.parallel.DistributedDataParallel(model)
-    state = hvs.ddp.SparseState(compression, plain, names)
-    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
-    return replica, plain, state
+    replica.register_comm_hook(hvs.ddp.SparseState(compression, plain, names), hvs.ddp.sparse_hook)
+    return replica, plain
 
 
 def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
@@ -74,19 +75,19 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
     samples = torch.randn(CLASSES, INPUTS)[labels] + 4 * torch.randn(SAMPLES, INPUTS)
     model = nn.Sequential(nn.Linear(INPUTS, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
     if options.front_end == "fsdp2":
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
-    replica, optimizer, exchange = connect(options.front_end, model, plain, hvs.parse(options.compression))
+    replica, optimizer = connect(options.front_end, model, plain, hvs.parse(options.compression))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     batches = Batches(SAMPLES, options.batch_size, rank, ranks)
 
     training = hvs.checkpoint.Training(
         options.folder,
+        local=options.local,
         every=int(options.every) if options.every.isdecimal() else options.every,
         run=f"{options.front_end}, {options.compression}, {options.width} wide",
         model=model,
         optimizer=optimizer,
-        exchange=exchange,
         scheduler=scheduler,
         data=batches,
     )
@@ -105,13 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--front-end", choices=["horovod", "ddp", "fsdp2", "local"], default="horovod")
     parser.add_argument("--folder", default="checkpoints", help="folder of the checkpoints (default: %(default)s)")
+    parser.add_argument("--local", help="folder on a disk of each node for more frequent checkpoints")
     parser.add_argument("--every", default="1%", help="interval of the saves: 100, 600s or 1%% (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step (default: %(default)s)")
     parser.add_argument("--width", type=int, default=64, help="width of the hidden layer (default: %(default)s)")
     parser.add_argument("--compression", default="topka:density=0.05")
     options = parser.parse_args()
-    if options.front_end in ("horovod", "local"):
+    if options.front_end == "horovod":
         import horovod.torch as hvd
 
         hvd.init()

@@ -15,7 +15,7 @@ from torch import nn
 
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import CheckpointError, Manifest
-from horovod_sparse.checkpoint.parts import exchange_of, own_state, shared_state
+from horovod_sparse.checkpoint.parts import own_state, shared_state
 from horovod_sparse.checkpoint.restore import Restored, layouts_of, read, restore
 from horovod_sparse.checkpoint.sharded import number_in, split
 from horovod_sparse.checkpoint.staging import Staging
@@ -23,6 +23,7 @@ from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
+from horovod_sparse.frontends.base import exchange_of
 from horovod_sparse.frontends.members import job, transport_of
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -42,12 +43,16 @@ class Checkpoints:
         keep: Number of checkpoints to keep. A save deletes older ones, by time of saving, not by step.
         process_set: Ranks that train together: a Horovod process set, a torch process group or an MPI communicator; by
             default all ranks.
+        local: Whether the folder is on a disk of the node instead. Each rank then has a folder of its own in it, such
+            as ``rank-00003``, with its own files, and the ranks load a checkpoint that all of them have.
 
     Raises:
         ValueError: ``keep`` is below 1, or this rank is not part of the process set.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = None, *, local: bool = False
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1 checkpoint, not {keep}")
         transport = transport_of(process_set)
@@ -55,7 +60,8 @@ class Checkpoints:
             raise ValueError(f"rank {job().rank} is not part of {process_set}: create Checkpoints on its ranks only")
         self._transport = transport
         self._background_transport = transport.duplicate()  # keeps messages of the thread separate
-        self._folder = Folder(Path(directory))
+        path = Path(directory)
+        self._folder = Folder(path / f"rank-{transport.rank:05d}" if local else path, local)
         self._keep = keep
         self._staging = Staging()
         self._thread = process.background("horovod_sparse_save", CALL)
@@ -79,7 +85,7 @@ class Checkpoints:
             step: Step number; a checkpoint of the same step is replaced.
             model: Model; its parameters are saved from rank 0, its buffers from every rank.
             optimizer: Any optimizer; one made by ``hvs.DistributedOptimizer`` is saved with the state of its exchange.
-            exchange: ``SparseState`` that exchanges the gradients; by default, the exchange of the optimizer.
+            exchange: What exchanges the gradients; None: it is found by the optimizer or the model's parameters.
             data: Further state of this rank, such as its position in the data: numbers, strings, tensors, and lists or
                 dicts of them.
             **others: Schedulers, a GradScaler, or other objects with ``state_dict``; saved from rank 0.
@@ -164,11 +170,12 @@ class Checkpoints:
         token = self._agree(step)
         layouts, rank = layouts_of(self._transport, failed(step), model), self._transport.rank
         with together(self._transport, failed(step)):
-            exchange = exchange_of(exchange or optimizer)
+            exchange = exchange_of(model, exchange or optimizer)
             if staging is not None:
                 staging.begin()
             own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
-            state = {} if number_in(layouts, rank) else shared_state(model, optimizer, exchange, others)
+            complete = self._folder.local or not number_in(layouts, rank)
+            state = {} if not complete else shared_state(model, optimizer, exchange, others)
             state, own["shards"] = split(state) if any(layouts) else (state, {})
             shared = {} if rank else {**state, "layouts": layouts}
             for name, state in (*own.items(), *shared.items()):
@@ -218,7 +225,7 @@ class Checkpoints:
         Args:
             model: Model to load.
             optimizer: Optimizer to load; a wrapped one also gets residuals, thresholds and densities.
-            exchange: ``SparseState`` that gets them instead, if it exchanges the gradients.
+            exchange: What gets them instead; None: it is found by the optimizer or the model's parameters.
             step: Step of the checkpoint; None: the one that was saved last.
             digest: Digest that the checkpoint must have; None: any.
             **others: Objects to load, by the names that were passed to ``save``.
@@ -234,11 +241,7 @@ class Checkpoints:
         self.wait()
         manifest: Manifest | None = None
         try:
-            with together(self._transport, f"{self._folder.path} cannot be loaded"):
-                if self._transport.rank == 0:
-                    manifest = self._folder.choose(step, digest)
-            with process.communicating(CALL, self._transport):
-                manifest = self._transport.broadcast_object(manifest)
+            manifest = self._choose(step, digest)
             if manifest is None:
                 return None
             content = read(self._transport, self._folder, manifest, model)
@@ -246,11 +249,43 @@ class Checkpoints:
             intact = self._intact(manifest)
             offer = "" if intact is None else f". The checkpoint of step {intact} is intact: load it with step={intact}"
             raise CheckpointError(f"{error}{offer}", intact) from error
-        return restore(self._transport, content, model, optimizer, exchange_of(exchange or optimizer), others)
+        return restore(self._transport, content, model, optimizer, exchange or optimizer, others)
+
+    def newest(self) -> int | None:
+        """Return the step of the checkpoint that ``load`` takes by default; None if there is none.
+
+        Raises:
+            CheckpointError: The newest one is damaged. Raised on all ranks.
+        """
+        self.wait()
+        manifest = self._choose(None, None)
+        return None if manifest is None else manifest.step
+
+    def _choose(self, step: int | None, digest: str | None) -> Manifest | None:
+        """Return on all ranks the manifest of the checkpoint to load, if there is any."""
+        manifest: Manifest | None = None
+        own: dict[str, Manifest] = {}
+        with together(self._transport, f"{self._folder.path} cannot be loaded"):
+            if self._folder.local:
+                own = {one.digest: one for one in self._folder.checkpoints() if one.ranks == self._transport.size}
+            elif self._transport.rank == 0:
+                manifest = self._folder.choose(step, digest)
+        with process.communicating(CALL, self._transport):
+            if not self._folder.local:
+                chosen: Manifest | None = self._transport.broadcast_object(manifest)
+                return chosen
+            everywhere = set.intersection(*map(set, self._transport.allgather_object([*own])))
+        fitting = [one for one in own.values() if one.digest in everywhere]
+        fitting = [one for one in fitting if step in (None, one.step) and digest in (None, one.digest)]
+        if not fitting and (step, digest) != (None, None):
+            raise CheckpointError(f"no such checkpoint is in {self._folder.path.parent} on all ranks")
+        return max(fitting, key=lambda one: one.number, default=None)
 
     def _intact(self, refused: Manifest | None) -> int | None:
         """Return the step of the newest other checkpoint that rank 0 finds intact; None if there is none."""
         other = None
+        if self._folder.local:
+            return None
         with suppress(CheckpointError), together(self._transport, ""):
             if self._transport.rank == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)

@@ -16,6 +16,7 @@ from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest
 
 _LOG = logging.getLogger("horovod_sparse")
 _NAME = re.compile(r"step-([0-9]{8,})")
+_MOST_RANKS = 1 << 16  # of a checkpoint with local files
 _PARTIAL = ".partial"  # being written or deleted
 _REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same step has its final name
 
@@ -24,10 +25,14 @@ class Folder:
     """Folder that holds checkpoints. No method communicates with other ranks.
 
     After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``.
+
+    Args:
+        path: Path of the folder.
+        local: Whether it holds the files of one rank only.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, local: bool = False) -> None:
+        self.path, self.local = path, local
 
     def of(self, step: int) -> Path:
         """Return the final path of a checkpoint."""
@@ -57,13 +62,23 @@ class Folder:
             for leftover in [*self.path.glob(f"step-*{_PARTIAL}*"), *self.path.glob(f"step-*{_REPLACED}")]:
                 _remove(leftover)
 
-    def complete(self, partial: Path, step: int, ranks: int, files: dict[str, Entry]) -> Manifest:
+    @property
+    def last_number(self) -> int:
+        """Number of the newest save; 0 if there is none."""
+        return max((manifest.number for manifest in self.checkpoints()), default=0)
+
+    def complete(self, partial: Path, manifest: Manifest, files: dict[str, Entry]) -> None:
         """Rename a checkpoint to its final path after all ranks have written it, replacing one of the same step.
+
+        Args:
+            partial: Temporary path.
+            manifest: Manifest, which is written.
+            files: Files of the manifest that this folder holds.
 
         Raises:
             CheckpointError: A file is missing or has the wrong length, or the file system reports an error.
         """
-        final = self.of(step)
+        final = self.of(manifest.step)
         for name, entry in files.items():
             path = partial / name
             if not path.is_file() or path.stat().st_size != entry.bytes:
@@ -71,8 +86,7 @@ class Folder:
                     f"{path} was written, but rank 0 does not see it complete: put the checkpoints on a file system "
                     "that all nodes share"
                 )
-        number = 1 + max((manifest.number for manifest in self.checkpoints()), default=0)
-        manifest, replaced = Manifest(step, number, ranks, files), _with_suffix(final, _REPLACED)
+        replaced = _with_suffix(final, _REPLACED)
         with naming(partial):
             sync(manifest.write(partial))
             sync(partial)
@@ -82,7 +96,6 @@ class Folder:
             sync(self.path)
         with suppress(OSError):
             _remove(replaced)
-        return manifest
 
     def prune(self, keep: int) -> list[Manifest]:
         """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
@@ -108,7 +121,7 @@ class Folder:
         folder = self.place(step)
         if folder.is_symlink():
             raise CheckpointError(f"{folder} is a symbolic link: put the folder itself in its place")
-        manifest = Manifest.read(folder)
+        manifest = Manifest.read(folder, _MOST_RANKS if self.local else 0)
         if manifest.step != step:
             raise CheckpointError(
                 f"{folder} holds the manifest of step {manifest.step}: it was renamed or holds another checkpoint"

@@ -83,18 +83,18 @@ class Manifest:
         return path
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path, entries: int = 0) -> Manifest:
         """Return the manifest in a folder.
 
-        The content is not trusted: the number of files in the folder limits how much is read, and every number is
-        checked before use.
+        The content is not trusted: the number of files in the folder, or ``entries``, limits how much is read, and
+        every number is checked before use.
 
         Raises:
             CheckpointError: The manifest is missing, damaged, a symbolic link, or of another format version.
         """
         path = folder / NAME
         with _open(path) as file:
-            content = file.read(_HEAD_BYTES + _ENTRY_BYTES * len(list(folder.iterdir())))
+            content = file.read(_HEAD_BYTES + _ENTRY_BYTES * max(entries, len(list(folder.iterdir()))))
         try:
             return cls._parse(json.loads(content, parse_constant=_refuse))
         except (ValueError, TypeError, KeyError, RecursionError) as error:

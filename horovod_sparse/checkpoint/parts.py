@@ -8,14 +8,10 @@ from typing import Any
 from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators
+from horovod_sparse.frontends.base import within
 
 # Settings that may change between two runs. Some of them affect the bucket layout, which is compared separately.
 _FREE = ("density", "dense_below", "bucket_bytes")
-
-
-def exchange_of(optimizer: Any) -> Any:
-    """Return the stateful exchange: that of a wrapped optimizer, or a ``SparseState`` itself; None if dense."""
-    return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
 
 
 def own_state(
@@ -32,7 +28,17 @@ def own_state(
 
 
 def shared_state(model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a checkpoint that is the same on all ranks."""
+    """Return the part of a checkpoint that is the same on all ranks.
+
+    Raises:
+        ValueError: One of the others has a part on each rank.
+    """
+    for name, other in others.items():
+        if within(other) is not None:
+            raise ValueError(
+                f"{name} exchanges gradients, and only the residuals of rank 0 would be saved: pass it as exchange=, "
+                "and give each exchange Checkpoints of its own"
+            )
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),

@@ -13,11 +13,12 @@ from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import Manifest, shard
 from horovod_sparse.checkpoint.parts import compare, load_others
 from horovod_sparse.checkpoint.sharded import join, layout_of, ranks_for
-from horovod_sparse.checkpoint.shards import map_own, read_own, read_shared
+from horovod_sparse.checkpoint.shards import map_own, read_own, read_shared, shared_of_rank_0
 from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.engine.state import leader
+from horovod_sparse.frontends.base import exchange_of
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -78,8 +79,9 @@ def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Mod
     """
     what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
     layouts = layouts_of(transport, what, model)
+    shared = shared_of_rank_0(transport, manifest, place, what) if folder.local else {}
     with together(transport, what):
-        shared = read_shared(manifest, place)
+        shared = shared or read_shared(manifest, place)
         mine = range(rank, manifest.ranks, transport.size)
         own = [read_own(manifest, place, old) for old in mine]
         first = (leader(own[0]["compression"]), own[0]["data"]) if rank == 0 else None
@@ -89,7 +91,9 @@ def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Mod
     sharded: list[dict[str, Any]] | None = None
     with together(transport, what):  # ranks with different buckets would wait for each other
         if any(layouts) or any(shared["layouts"]):
-            needed = ranks_for(shared["layouts"], layouts, rank)
+            if folder.local and shared["layouts"] != layouts:
+                raise ValueError("its ranks held other shards, and a local checkpoint fits only the same ones")
+            needed = [rank] if folder.local else ranks_for(shared["layouts"], layouts, rank)
             sharded = [own[0] if old == rank else map_own(manifest, place, old) for old in needed]
         for old, state in zip(mine, own, strict=True):
             if sharded is None and _parameters(leader(state["compression"])) != _parameters(first[0]):
@@ -108,12 +112,15 @@ def restore(
 ) -> Restored:
     """Load the content into model, optimizer, exchange and other objects; a collective call.
 
+    ``exchange`` is the exchange, or the optimizer.
+
     Raises:
         CheckpointError: The content does not fit. Raised on all ranks; the objects may be partly changed.
     """
     manifest, shared, own = content.manifest, content.shared, content.own
     what = f"step {manifest.step} cannot be loaded"
     with together(transport, what):
+        exchange = exchange_of(model, exchange)
         notes = compare(exchange, shared["compression"])
     state, data = content.first
     sparse = shared["compression"] is not None and not notes

@@ -12,7 +12,12 @@ import torch
 
 from horovod_sparse.checkpoint.folder import naming
 from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Entry, Manifest, shard
+from horovod_sparse.checkpoint.together import CALL, together
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.engine.state import require_finite
+from horovod_sparse.transport.base import Transport
+
+_BLOCK = 1 << 26  # bytes of a file that rank 0 sends at once
 
 # Parts of each file, and their types.
 _SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict, "layouts": list}
@@ -36,6 +41,19 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
 def read_shared(manifest: Manifest, folder: Path) -> dict[str, Any]:
     """Return the part that is the same on all ranks; raise CheckpointError if it is not what was saved."""
     return _read(manifest, folder, SHARED, _SHARED)
+
+
+def shared_of_rank_0(transport: Transport, manifest: Manifest, folder: Path, what: str) -> dict[str, Any]:
+    """Return the part that is the same on all ranks, of which only rank 0 has the file; a collective call."""
+    content = b""
+    with together(transport, what):
+        if transport.rank == 0:
+            with manifest.opened(folder, SHARED) as file:
+                content = file.read()
+    size = manifest.files[SHARED].bytes
+    with process.communicating(CALL, transport):
+        blocks = [transport.broadcast_object(content[at : at + _BLOCK]) for at in range(0, size, _BLOCK)]
+    return _parsed(io.BytesIO(b"".join(blocks)), folder / SHARED, _SHARED)
 
 
 def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
@@ -67,14 +85,17 @@ def map_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
 
 def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any], mapped: bool = False) -> dict[str, Any]:
     with (manifest.fitting if mapped else manifest.opened)(folder, name) as file:
-        source = folder / name if mapped else file
-        try:
-            content: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-        except Exception as error:
-            raise CheckpointError(f"{folder / name} cannot be read: {error!r:.300}") from error
+        return _parsed(folder / name if mapped else file, folder / name, parts, mapped)
+
+
+def _parsed(source: Any, path: Path, parts: dict[str, Any], mapped: bool = False) -> dict[str, Any]:
+    try:
+        content: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r:.300}") from error
     fits = isinstance(content, dict) and content.keys() == parts.keys()
     if not fits or not all(isinstance(content[part], kind) for part, kind in parts.items()):
-        raise CheckpointError(f"{folder / name} does not hold {', '.join(parts)}: it is not a file of a checkpoint")
+        raise CheckpointError(f"{path} does not hold {', '.join(parts)}: it is not a file of a checkpoint")
     return cast(dict[str, Any], content)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_sparse.checkpoint.folder import Folder
-from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, shard
+from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Manifest, shard
 from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.checkpoint.together import together, wait_for_all
 from horovod_sparse.control.lifecycle import process
@@ -48,29 +48,31 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
     Raises:
         CheckpointError: The checkpoint could not be written. Raised on all ranks, after partial files are removed.
     """
-    what, partial, digest = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token), ""
+    what, partial = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token)
+    leads = folder.local or transport.rank == 0
     try:
         with together(transport, what, call):
             require_finite(snapshot.own["compression"], "compression")
-            if transport.rank == 0:
+            if leads:
                 folder.prepare()
         with together(transport, what, call):
             files = {shard(transport.rank): write(partial, shard(transport.rank), snapshot.own)}
             if transport.rank == 0:
                 files[SHARED] = write(partial, SHARED, snapshot.shared)
+            number = folder.last_number if leads else 0
         with process.communicating(call, transport):
-            everyone = transport.allgather_object(files)
+            written, numbers = zip(*transport.allgather_object((files, number)), strict=True)
+        everything = {name: entry for of_rank in written for name, entry in of_rank.items()}
+        manifest = Manifest(snapshot.step, 1 + max(numbers), transport.size, everything)
         with together(transport, what, call):
-            if transport.rank == 0:
-                all_files = {name: entry for of_rank in everyone for name, entry in of_rank.items()}
-                digest = folder.complete(partial, snapshot.step, len(everyone), all_files).digest
+            if leads:
+                folder.complete(partial, manifest, files if folder.local else everything)
                 folder.prune(keep)
-                _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
+        if transport.rank == 0:
+            _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), manifest.digest)
     except CheckpointError:
         shutil.rmtree(partial, ignore_errors=True)
         with process.communicating(call, transport):
             wait_for_all(transport)  # another save must not begin while a rank is still cleaning up
         raise
-    with process.communicating(call, transport):
-        known: str = transport.broadcast_object(digest)
-    return known
+    return manifest.digest

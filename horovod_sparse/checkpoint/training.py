@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -20,6 +20,7 @@ from horovod_sparse.checkpoint.restore import Restored
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.frontends.members import job, transport_of
 
+_KEEP = 2  # local checkpoints: the one that all ranks have completed, and the next one
 PREEMPTED = 75  # EX_TEMPFAIL: launchers and loops start the training again
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -40,9 +41,11 @@ class Training:
 
     Args:
         directory: Folder of this training's checkpoints, on a file system that all nodes share.
+        local: Folder on a disk of each node, for more frequent checkpoints. They are loaded where all ranks still have
+            them: on the same number of ranks, on the same nodes.
         model: Model to save and load.
         optimizer: Optimizer, wrapped or not.
-        exchange: ``SparseState`` or exchange of FSDP2; by default, the exchange of the optimizer.
+        exchange: What exchanges the gradients; None: it is found by the optimizer or the model's parameters.
         data: Object with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``: the state
             of this rank. On another number of ranks, every rank loads the state of rank 0.
         every: Interval of the saves: a number of steps, seconds ("600s"), or the share of the time that saves may cost
@@ -67,6 +70,7 @@ class Training:
         self,
         directory: str | os.PathLike[str],
         *,
+        local: str | os.PathLike[str] | None = None,
         model: nn.Module,
         optimizer: Any,
         exchange: Any = None,
@@ -78,23 +82,28 @@ class Training:
         **others: Any,
     ) -> None:
         _require_new_store()
-        self._pace = Pace(every)
-        self._checkpoints = Checkpoints(directory, keep, process_set)
+        self._shared = _Place(Checkpoints(directory, keep, process_set), Pace(every))
+        self._places = [self._shared]
+        if local is not None:
+            self._places.insert(0, _Place(Checkpoints(local, _KEEP, process_set, local=True), Pace(every)))
         transport = transport_of(process_set)
         assert transport is not None  # Checkpoints has refused other ranks
         self._transport = transport
         self._states = {"model": model, "optimizer": optimizer, "exchange": exchange, "run": _Run(run), **others}
         self._data = data
+        self._stopped = False
         self.restored = self._load()
         self.step = self.restored.step if self.restored else 0
         if self.restored is None:
-            self._save()
+            for place in self._places:
+                self._save(place)
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the steps that are left, from 0 to ``total`` - 1, and save meanwhile.
 
         After SIGUSR1 or SIGTERM on any rank, all ranks complete the step and save, and the program ends with status 75.
-        If a regular save fails, training continues. The state after the last step is always saved.
+        If a regular save fails, training continues. The state after the last step is always saved, but not if the loop
+        is left before, by ``break`` or as the data end: rank 0 warns then.
 
         Raises:
             SystemExit: The training was preempted.
@@ -103,35 +112,38 @@ class Training:
         first = self.step
         with noticing() as noticed:
             while self.step < total:
-                yield self.step
+                try:
+                    yield self.step
+                except GeneratorExit:
+                    self._warn_of_end(total)
+                    raise
                 self.step += 1
-                due = self._pace.due(self.step, self._checkpoints.in_progress)
-                preempted, due = self._agree(noticed[0], due)
+                due = [place.pace.due(self.step, place.checkpoints.in_progress) for place in self._places]
+                preempted, stopped, *due = self._agree(noticed[0], due)
+                if stopped:
+                    break
                 if preempted:
-                    self._save()
-                    if self._transport.rank == 0:
-                        _LOG.warning("preempted at step %d, ending with status %d", self.step, PREEMPTED)
+                    self._save_everywhere()
+                    self._warn("preempted at step %d, ending with status %d", self.step, PREEMPTED)
                     raise SystemExit(PREEMPTED)
-                if due and self.step < total:
-                    self._async_save()
+                for place, now in zip(self._places, due, strict=True):
+                    if now and self.step < total:
+                        self._async_save(place)
             if self.step > first:
-                self._save()
+                self._save_everywhere()
+
+    def stop(self) -> None:
+        """Let ``steps`` end and save after the current step; call it on any rank."""
+        self._stopped = True
 
     @property
     def overhead(self) -> float:
         """Share of this process's training time that saves have cost on this rank, from 0 to 1."""
-        return self._pace.overhead
+        return sum(place.pace.overhead for place in self._places)
 
     def _load(self) -> Restored | None:
-        """Load the newest checkpoint, or an intact older one."""
-        try:
-            restored = self._checkpoints.load(**self._states)
-        except CheckpointError as error:
-            if error.intact is None:
-                raise
-            if self._transport.rank == 0:
-                _LOG.warning("%s: continuing from there", error)
-            restored = self._checkpoints.load(step=error.intact, **self._states)
+        """Load the newest checkpoint, or an intact older one, and the position in the data."""
+        restored = self._load_local() or self._load_shared()
         if restored is not None and self._data is not None:
             if "data" not in restored.data:
                 raise CheckpointError(
@@ -140,29 +152,82 @@ class Training:
             self._data.load_state_dict(restored.data["data"])
         return restored
 
+    def _load_local(self) -> Restored | None:
+        """Load a checkpoint of the local folders if it is intact and not older than those of the shared folder."""
+        if self._places[0] is self._shared:
+            return None
+        checkpoints, shared = self._places[0].checkpoints, None
+        step = checkpoints.newest()
+        with suppress(CheckpointError):  # it is damaged
+            shared = self._shared.checkpoints.newest()
+        if step is None or step < (shared or 0):
+            return None
+        try:
+            return checkpoints.load(**self._states)
+        except CheckpointError as error:
+            self._warn("%s: continuing from the shared folder", error)
+            return None
+
+    def _load_shared(self) -> Restored | None:
+        try:
+            return self._shared.checkpoints.load(**self._states)
+        except CheckpointError as error:
+            if error.intact is None:
+                raise
+            self._warn("%s: continuing from there", error)
+            return self._shared.checkpoints.load(step=error.intact, **self._states)
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self._transport.rank == 0:
+            _LOG.warning(message, *values)
+
     def _position(self) -> dict[str, Any]:
         return {} if self._data is None else {"data": self._data.state_dict()}
 
-    def _agree(self, noticed: int, due: bool) -> tuple[bool, bool]:
-        """Return on all ranks whether any of them was notified, and what rank 0 decided."""
-        flags = np.array([noticed, due and self._transport.rank == 0], np.int32)
+    def _warn_of_end(self, total: int) -> None:
+        self._warn(
+            "the loop ended in step %d of %d, and what followed the last checkpoint is not saved: let the data be "
+            "endless, and call training.stop() instead of break",
+            self.step,
+            total,
+        )
+
+    def _agree(self, noticed: int, due: Sequence[bool]) -> list[bool]:
+        """Return on all ranks whether any was notified or stopped, and where rank 0 saves now."""
+        due = due if self._transport.rank == 0 else [False] * len(due)
+        flags = np.array([noticed, self._stopped, *due], np.int32)
         with process.communicating("Training.steps()", self._transport):
             ranks = self._transport.allreduce(flags)
-        return bool(ranks[0]), bool(ranks[1])
+        return [bool(flag) for flag in ranks]
 
-    def _save(self) -> None:
+    def _save_everywhere(self) -> None:
+        """Save to the local folders, which may fail, and to the shared one."""
+        if self._places[0] is not self._shared:
+            try:
+                self._save(self._places[0])
+            except CheckpointError as error:
+                self._warn("%s", error)
+        self._save(self._shared)
+
+    def _save(self, place: _Place) -> None:
         with suppress(CheckpointError):  # logged already, and about an older state
-            self._checkpoints.wait()
-        self._checkpoints.save(self.step, data=self._position(), **self._states)
+            place.checkpoints.wait()
+        place.checkpoints.save(self.step, data=self._position(), **self._states)
 
-    def _async_save(self) -> None:
+    def _async_save(self, place: _Place) -> None:
         start = time.monotonic()
         try:
-            self._checkpoints.async_save(self.step, data=self._position(), **self._states)
+            place.checkpoints.async_save(self.step, data=self._position(), **self._states)
         except CheckpointError as error:
-            if self._transport.rank == 0:
-                _LOG.warning("%s; training continues", error)
-        self._pace.saved(time.monotonic() - start)
+            self._warn("%s; training continues", error)
+        place.pace.saved(time.monotonic() - start)
+
+
+class _Place(NamedTuple):
+    """A folder of checkpoints, and when to save there."""
+
+    checkpoints: Checkpoints
+    pace: Pace
 
 
 class _Run:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.exchange import GradientExchange
@@ -93,6 +97,10 @@ class ExchangingGradients(Exchanging):
 
     _exchange: GradientExchange | None = None
 
+    def exchanged_parameters(self) -> Iterable[torch.Tensor]:
+        """Return the parameters whose gradients are exchanged; empty if they are not known yet."""
+        return () if self._exchange is None else self._exchange.names
+
     def discard(self) -> None:
         """Drop the gradients of the last exchange, which no optimizer has applied, and what was remembered of them.
 
@@ -104,3 +112,38 @@ class ExchangingGradients(Exchanging):
         exchange = self._exchange_between_steps()
         if isinstance(exchange, GradientExchange):
             exchange.discard()
+
+
+# Exchanges that are objects of their own, not part of an optimizer.
+separate: weakref.WeakSet[ExchangingGradients] = weakref.WeakSet()
+
+
+def within(optimizer: Any) -> Any:
+    """Return the exchange that an optimizer has made, or an exchange itself; None for anything else."""
+    return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
+
+
+def exchange_of(model: torch.nn.Module, optimizer: Any) -> Any:
+    """Return what exchanges the gradients of a model, or what its optimizer exchanges; None if that is neither.
+
+    Raises:
+        ValueError: There are several, or one that does not know its parameters.
+    """
+    own = within(optimizer)
+    if own is not None:
+        return own
+    of_model = set(model.parameters())
+    known = {one: set(one.exchanged_parameters()) for one in separate}
+    found = [one for one, parameters in known.items() if not parameters.isdisjoint(of_model)]
+    unknown = [one for one, parameters in known.items() if not parameters]
+    if len(found) > 1:
+        raise ValueError(
+            f"{len(found)} exchanges serve the model, but a checkpoint holds the state of one: use one for all "
+            "optimizers, such as SparseState(compression, [first, second], named_parameters)"
+        )
+    if not found and unknown:
+        raise ValueError(
+            "a SparseState without optimizer and named_parameters does not know its model yet: pass it "
+            "named_parameters, or pass exchange= here"
+        )
+    return next(iter(found), None)

@@ -9,6 +9,7 @@ import pytest
 
 from horovod_sparse.checkpoint import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import Manifest
 from horovod_sparse.checkpoint.shards import write
 
 
@@ -16,7 +17,9 @@ def save(folder, step):
     folder.prepare()
     partial = folder.partial(step, "0123abcd")
     files = {name: write(partial, name, {}) for name in ("shared.pt", "rank-00000.pt")}
-    return folder.complete(partial, step, 1, files)
+    manifest = Manifest(step, folder.last_number + 1, 1, files)
+    folder.complete(partial, manifest, files)
+    return manifest
 
 
 @pytest.fixture

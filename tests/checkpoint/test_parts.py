@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint.parts import compare, exchange_of, load_others, shared_state
+from horovod_sparse.checkpoint.parts import compare, load_others, shared_state
 
 SPEC = "oktopk:density=0.05,tau_threshold=3,threads=1,memory=conef,compressor=quantize,bits=8"
 PLAIN = SimpleNamespace(state_dict=dict)
@@ -21,13 +21,6 @@ def exchange(spec):
 
 def saved(one):
     return shared_state(torch.nn.Linear(1, 1), PLAIN, one, {})["compression"]
-
-
-def test_the_exchange_is_the_one_given_or_that_of_the_exchange():
-    given = exchange(SPEC)
-    assert exchange_of(given) is given
-    assert exchange_of(SimpleNamespace(exchange=given)) is given
-    assert exchange_of(PLAIN) is DENSE
 
 
 @pytest.mark.parametrize(

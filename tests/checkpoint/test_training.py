@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -86,7 +87,7 @@ def test_after_a_crash_the_bits_are_those_of_an_undisturbed_training(comm, folde
     first = Run(folder, rank)
     with pytest.raises(CrashError):
         first.steps(crash(after))
-    first.training._checkpoints.wait()
+    first.training._shared.checkpoints.wait()
     comm.Barrier()
     again = Run(folder, rank)
     assert everywhere(comm, again.training.step == after // 2 * 2)
@@ -122,7 +123,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(comm, folder, undist
     first = Run(folder, rank)
     with pytest.raises(CrashError):
         first.steps(crash(5))
-    first.training._checkpoints.wait()
+    first.training._shared.checkpoints.wait()
     comm.Barrier()
     newest = Folder(folder).checkpoints()[0].step if rank == 0 else None
     newest = comm.bcast(newest)
@@ -134,6 +135,99 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(comm, folder, undist
     assert everywhere(comm, again.training.step == newest - 2)
     assert everywhere(comm, rank > 0 or f"The checkpoint of step {newest - 2} is intact" in caplog.text)
     assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_stop_on_one_rank_saves_after_the_step(comm, folder, undisturbed):
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    run = Run(folder, rank, every=1000)
+    run.steps(lambda step: run.training.stop() if step == 4 and rank == last else None)
+    assert everywhere(comm, run.taken == list(range(5)))
+    again = Run(folder, rank)
+    assert everywhere(comm, again.training.step == 5)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_a_loop_that_ends_before_the_last_step_warns(hvd, comm, folder, caplog):
+    rank = comm.Get_rank()
+    run = Run(folder, rank)
+    for _ in zip(run.training.steps(TOTAL), range(3), strict=False):
+        run.script.train(1)
+    assert everywhere(comm, ("the loop ended in step 3 of 9" in caplog.text) == (rank == 0))
+
+
+# --- local folders ---
+
+
+@pytest.fixture
+def local(comm, folder):
+    """Return a folder of this rank, as on a disk of its node."""
+    path = folder.with_name(f"node-{comm.Get_rank()}")
+    comm.Barrier()
+    return path
+
+
+def crashed(folder, rank, **more):
+    """Train up to a crash in step 5; both folders then have the checkpoint of step 4."""
+    run = Run(folder, rank, **more)
+    with pytest.raises(CrashError):
+        run.steps(crash(5))
+    for place in run.training._places:
+        place.checkpoints.wait()
+
+
+def test_a_restart_needs_no_shared_folder_if_all_ranks_have_local_files(comm, folder, local, undisturbed):
+    rank = comm.Get_rank()
+    crashed(folder, rank, local=local)
+    files = {path.name for path in (local / f"rank-{rank:05d}" / "step-00000004").iterdir()}
+    assert everywhere(comm, files == {"manifest.json", f"rank-{rank:05d}.pt", *(["shared.pt"] if rank == 0 else [])})
+    if rank == 0:
+        shutil.rmtree(folder)
+    comm.Barrier()
+    again = Run(folder, rank, local=local)
+    assert everywhere(comm, again.training.step == 4)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+@pytest.mark.parametrize("what", ["lost", "damaged", "older"])
+def test_local_files_that_do_not_fit_leave_the_choice_to_the_shared_folder(
+    comm, folder, local, undisturbed, what, caplog
+):
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    crashed(folder, rank, local=local)
+    if what == "older":
+        Run(folder, rank).steps()
+    elif rank == last:
+        own = local / f"rank-{rank:05d}"
+        if what == "lost":
+            shutil.rmtree(own)
+        for path in own.glob(f"step-*/rank-{rank:05d}.pt"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    comm.Barrier()
+    again = Run(folder, rank, local=local)
+    assert everywhere(comm, again.training.step == (TOTAL if what == "older" else 4))
+    warned = "continuing from the shared folder" in caplog.text
+    assert everywhere(comm, warned == (rank == 0 and what == "damaged"))
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_a_full_local_disk_does_not_stop_the_training(comm, folder, local, undisturbed, monkeypatch, caplog):
+    rank = comm.Get_rank()
+    run = Run(folder, rank, local=local)
+    write, last = store.write, comm.Get_size() - 1
+
+    def full(partial, name, content):
+        if rank == last and local in partial.parents:
+            raise OSError("no space left")
+        return write(partial, name, content)
+
+    monkeypatch.setattr(store, "write", full)
+    run.steps()
+    assert everywhere(comm, rank > 0 or f"rank {last}: no space left" in caplog.text)
+    assert everywhere(comm, all(map(torch.equal, run.bits, undisturbed.bits)))
+    assert everywhere(comm, Folder(folder).checkpoints()[0].step == TOTAL)
+
+
+# --- refusals ---
 
 
 def test_what_cannot_be_continued_is_refused_by_name(hvd, comm, folder):
@@ -149,6 +243,13 @@ def test_what_cannot_be_continued_is_refused_by_name(hvd, comm, folder):
     assert "Missing key(s) in state_dict" in refusal(comm, other(model=nn.Linear(2, 2)))
     assert "another compression" in refusal(comm, other("oktopk:density=0.05"))
     assert "holds no state of swa" in refusal(comm, other(swa=nn.Linear(1, 1)))
+
+
+def test_a_second_exchange_is_refused(hvd, comm, folder):
+    """Only its residuals of rank 0 would be saved."""
+    states = Script("topka:density=0.05", comm.Get_rank()).states
+    second = Script("topka:density=0.05", comm.Get_rank()).states["optimizer"]
+    assert "second exchanges gradients" in refusal(comm, lambda: Training(folder, second=second, **states))
 
 
 def test_a_checkpoint_without_an_identity_is_refused(hvd, comm, folder):

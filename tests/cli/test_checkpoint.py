@@ -9,6 +9,7 @@ import launch
 import pytest
 
 from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import Manifest
 from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.cli import main
 
@@ -21,7 +22,7 @@ def folder(tmp_path):
         contents = {"shared.pt": b"s" * 2**20, "rank-00000.pt": b"first", "rank-00001.pt": str(step).encode()}
         partial = folder.partial(step, "0123abcd")
         files = {name: write(partial, name, {"content": content}) for name, content in contents.items()}
-        folder.complete(partial, step, 2, files)
+        folder.complete(partial, Manifest(step, folder.last_number + 1, 2, files), files)
     return folder
 
 

@@ -66,7 +66,7 @@ class Struck(training.Training):
         if self._transport.rank == 0:
             trace("start", self.step, self._transport.size)
 
-    def _agree(self, *arguments: Any) -> tuple[bool, bool]:
+    def _agree(self, *arguments: Any) -> list[bool]:
         self.taken += 1
         strike(*(["first"] if self.taken == 1 else []), *(["step"] if self.taken > LATER else []))
         if self._transport.rank == 0:
@@ -118,7 +118,7 @@ def given(folder: str, steps: str, every: str, compression: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = hvs.ddp.SparseState(hvs.parse(compression), optimizer, model.named_parameters())
     replica.register_comm_hook(state, hvs.ddp.sparse_hook)
-    own = Struck(folder, model=model, optimizer=optimizer, exchange=state, data=data, every=int(every), run=compression)
+    own = Struck(folder, model=model, optimizer=optimizer, data=data, every=int(every), run=compression)
     for step in own.steps(int(steps)):
         if ended(folder):
             break

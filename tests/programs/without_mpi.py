@@ -62,7 +62,7 @@ def main(fault, spec, folder=None):
     checkpoints, first, notes = None, 0, []
     if folder is not None:
         checkpoints = hvs.checkpoint.Checkpoints(folder)
-        restored = checkpoints.load(model=model, optimizer=optimizer, exchange=state)
+        restored = checkpoints.load(model=model, optimizer=optimizer)
         if restored is not None:
             first, notes = restored.step, restored.notes
     fault, _, at = fault.partition("@")
@@ -75,7 +75,7 @@ def main(fault, spec, folder=None):
         nn.functional.cross_entropy(replica(x), x[:, :10].argmax(1)).backward()
         optimizer.step()
         if checkpoints is not None and step % 2:
-            checkpoints.save(step + 1, model=model, optimizer=optimizer, exchange=state)
+            checkpoints.save(step + 1, model=model, optimizer=optimizer)
     report = {"rank": rank, "ranks": ranks, "first": first, "digest": digest(model), "notes": notes}
     sys.stdout.write(f"\n{json.dumps(report | {'sent': state.traffic.bytes_sent})}\n")
     distributed.destroy_process_group()

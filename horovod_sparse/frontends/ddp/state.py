@@ -30,7 +30,7 @@ from horovod_sparse.frontends.arguments import (
     require_own,
     require_sparse,
 )
-from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
@@ -169,6 +169,14 @@ class SparseState(ExchangingGradients):
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _BucketFuture]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
+        separate.add(self)
+
+    def exchanged_parameters(self) -> Iterable[torch.Tensor]:
+        """Return the parameters whose gradients are exchanged; empty if they are not known yet."""
+        return super().exchanged_parameters() or self._known()
+
+    def _known(self) -> list[torch.Tensor]:
+        return list(self._names) or [p for optimizer in self.optimizers for p in parameters_in(optimizer)]
 
     @property
     def process_group(self) -> distributed.ProcessGroup | None:
@@ -417,7 +425,7 @@ class SparseState(ExchangingGradients):
         self._exchange_between_steps()
         exchange = self._open()
         if not exchange.worker.keys:
-            known = list(self._names) or [p for optimizer in self.optimizers for p in parameters_in(optimizer)]
+            known = self._known()
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])

@@ -28,7 +28,7 @@ from horovod_sparse.frontends.arguments import (
     require_own,
     require_sparse,
 )
-from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import (
@@ -93,6 +93,7 @@ class ReplicaExchange(ExchangingGradients):
             stalls = (stall_timeout, stall_abort)
             agree_on(transport, lambda: self._facts(model, group, grad_scaler, undoable, residual_unit, stalls))
         _exchanges.update(dict.fromkeys(model.modules(), self))
+        separate.add(self)
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
         self._exchange = GradientExchange(

@@ -26,7 +26,7 @@ from horovod_sparse.frontends.arguments import (
     require_own,
     require_sparse,
 )
-from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
 from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
@@ -122,6 +122,7 @@ class ShardedExchange(ExchangingGradients):
         self._shard, self._shards = transport.rank, transport.size
         self._owners = list(range(transport.size)) if sums is None else sums.owners
         _exchanges.update(dict.fromkeys(model.modules(), self))
+        separate.add(self)
         me = weakref.proxy(self)
         self._exchange = _Buckets(
             compression,
