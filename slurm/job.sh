@@ -38,8 +38,22 @@ hosts() {
 }
 
 # preemptible COMMAND...: run a training that saves and exits on SIGUSR1 or SIGTERM; requeue the job after a preemption.
+# Start a training that fails again, in the same job, up to RETRIES times (0).
 preemptible() {
-    local training status=0
+    local failures=0
+    until attempt "$@"; do
+        failures=$((failures + 1))
+        if [ "$failures" -gt "${RETRIES:-0}" ]; then
+            exit "$status"
+        fi
+        echo "job $job: starting the training again ($failures of $RETRIES)" >&2
+    done
+}
+
+# attempt COMMAND...: run a training once; its status is in the variable, too.
+attempt() {
+    local training
+    status=0
     (trap '' USR1 && launch "$@") &  # ignored, as it would kill a launcher without a handler
     training=$!
     while kill -0 "$training" 2>/dev/null; do
@@ -54,11 +68,12 @@ preemptible() {
         wait -n "$training" $! || true  # returns immediately on a trapped signal
     done
     wait "$training" || status=$?
-    if [ -n "$preempted" ]; then
+    # hvs.checkpoint.Training ends with 75 if something else than this script has notified its ranks.
+    if [ -n "$preempted" ] || [ "$status" = 75 ]; then
         # Requeue regardless of the status: a rank that does not ignore the signal yet is killed by it.
         echo "job $job: preempted (status $status), requeuing"
         # SLURM itself does not requeue a job that ends within its grace time.
-        scontrol requeue "$job"
+        scontrol requeue "$job" || exit 1
         exit 0
     fi
     if [ -n "$terminated" ]; then
@@ -66,8 +81,8 @@ preemptible() {
     fi
     if [ "$status" != 0 ]; then
         echo "job $job: training exited with status $status" >&2
-        exit "$status"
     fi
+    return "$status"
 }
 
 # signal_ranks: send SIGUSR1 to every rank.

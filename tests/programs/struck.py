@@ -46,7 +46,8 @@ def strike(*phases: str) -> None:
         phase, rank = STRIKE.read_text().split()
     except (OSError, ValueError):
         return
-    if phase in phases and rank == os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK")):
+    names = ("OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID")
+    if phase in phases and rank == next(os.environ[name] for name in names if name in os.environ):
         STRIKE.rename(STRIKE.with_suffix(".done"))
         os.kill(os.getpid(), signal.SIGKILL)
 

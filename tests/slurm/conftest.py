@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-NEED_SLURM = ("test_batch.py", "test_preemption.py")
+NEED_SLURM = ("test_batch.py", "test_preemption.py", "test_restart.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
