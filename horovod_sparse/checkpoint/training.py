@@ -41,8 +41,8 @@ class Training:
 
     Args:
         directory: Folder of this training's checkpoints, on a file system that all nodes share.
-        local: Folder on a disk of each node, for more frequent checkpoints. They are loaded where all ranks still have
-            them: on the same number of ranks, on the same nodes.
+        local: Folder on a disk of each node, for regular checkpoints that take less time. They are loaded where all
+            ranks still have them: on the same number of ranks, on the same nodes.
         model: Model to save and load.
         optimizer: Optimizer, wrapped or not.
         exchange: What exchanges the gradients; None: it is found by the optimizer or the model's parameters.
@@ -121,16 +121,17 @@ class Training:
                 due = [place.pace.due(self.step, place.checkpoints.in_progress) for place in self._places]
                 preempted, stopped, *due = self._agree(noticed[0], due)
                 if stopped:
+                    self._stopped = False
                     break
                 if preempted:
-                    self._save_everywhere()
+                    self._save(self._shared)
                     self._warn("preempted at step %d, ending with status %d", self.step, PREEMPTED)
                     raise SystemExit(PREEMPTED)
                 for place, now in zip(self._places, due, strict=True):
                     if now and self.step < total:
                         self._async_save(place)
             if self.step > first:
-                self._save_everywhere()
+                self._save(self._shared)
 
     def stop(self) -> None:
         """Let ``steps`` end and save after the current step; call it on any rank."""
@@ -199,15 +200,6 @@ class Training:
         with process.communicating("Training.steps()", self._transport):
             ranks = self._transport.allreduce(flags)
         return [bool(flag) for flag in ranks]
-
-    def _save_everywhere(self) -> None:
-        """Save to the local folders, which may fail, and to the shared one."""
-        if self._places[0] is not self._shared:
-            try:
-                self._save(self._places[0])
-            except CheckpointError as error:
-                self._warn("%s", error)
-        self._save(self._shared)
 
     def _save(self, place: _Place) -> None:
         with suppress(CheckpointError):  # logged already, and about an older state

@@ -137,25 +137,15 @@ def test_the_published_page_shows_the_published_records():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_parts_are_trained_once(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = [
-        "-m",
-        "benchmarks.convergence.scaling",
-        "--tasks",
-        "stdlib",
-        "--ranks",
-        "4",
-        "--steps",
-        "1",
-        "--seeds",
-        "1",
-    ]
-    words += ["--output", str(tmp_path), "--runs"]
+    short = ("--tasks", "stdlib", "--ranks", "4", "--steps", "1", "--seeds", "1")
+    words = ["-m", "benchmarks.convergence.scaling", *short, "--output", str(tmp_path), "--runs"]
     path = tmp_path / "records.jsonl"
     for runs in ("recommended-oktopk", "recommended-oktopk,dense-nesterov"):
         before = path.read_text() if path.exists() else ""
-        done = launch.python(*words, runs)
+        done = launch.python(*words, runs, limit=290)
         assert done.returncode == 0, done.stdout + done.stderr
         assert path.read_text().startswith(before)
         assert done.stdout.count(" on 4 ranks, seed 0: perplexity ") == 1
