@@ -106,6 +106,13 @@ class Run:
                 [*torchrun, *command, *arguments], env=environment, stdout=output, stderr=output
             )
 
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
     def lines(self, kind: str) -> list[list[str]]:
         """Return the lines of the trace of one kind."""
         lines = [line.split() for line in (self._folder / "trace").read_text().splitlines()]
@@ -141,13 +148,12 @@ class Run:
     def end(self, seconds: float) -> tuple[float, float, int]:
         """Train undisturbed, and end; return the share that saves cost, ms per step, and steps between two saves."""
         time.sleep(seconds)
-        steps, intervals = self.lines("step"), self.steps()
+        steps, saved = self.lines("step"), [*self.steps(), 0, 0]
         (self._folder / "stop").touch()
         if self._process.wait(LIMIT) != 0:
             raise RuntimeError(f"the training failed: see {self._folder / 'output'}")
         times = [float(words[-1]) for words in steps[-50:]]
-        between = intervals[0] - intervals[1] if len(intervals) > 1 else intervals[0]
-        return float(steps[-1][1]), 1e3 * (times[-1] - times[0]) / (len(times) - 1), between
+        return float(steps[-1][1]), 1e3 * (times[-1] - times[0]) / (len(times) - 1), saved[0] - saved[1]
 
 
 def main() -> None:
@@ -158,9 +164,10 @@ def main() -> None:
         return
     print("parameters, ms a step, s to new processes, s to the next step, steps lost, steps between saves, % for saves")
     for millions in options.millions:
-        run, generator = Run(options, millions), random.Random(millions)
-        restarts = [run.kill(generator, options.within) for _ in range(options.kills)]
-        overhead, ms, between = run.end(options.seconds)
+        generator = random.Random(millions)
+        with Run(options, millions) as run:
+            restarts = [run.kill(generator, options.within) for _ in range(options.kills)]
+            overhead, ms, between = run.end(options.seconds)
         process, step, lost = ([getattr(one, name) for one in restarts] for name in Restart._fields)
         print(
             f"{millions} M, {ms:.0f}, {_range(process)}, {_range(step)}, {_range(lost)}, {between}, {overhead:.2%}",

@@ -38,29 +38,35 @@ hosts() {
 }
 
 # preemptible COMMAND...: run a training that saves and exits on SIGUSR1 or SIGTERM; requeue the job after a preemption.
-# Start a training that fails again, in the same job, up to RETRIES times (0).
+# Restart a failed training in the same job, up to RETRIES times (0) within an hour.
 preemptible() {
     local failures=0
     until attempt "$@"; do
         failures=$((failures + 1))
+        if [ $((SECONDS - started)) -gt 3600 ]; then
+            failures=1  # what came before is long ago
+        fi
         if [ "$failures" -gt "${RETRIES:-0}" ]; then
             exit "$status"
         fi
         echo "job $job: starting the training again ($failures of $RETRIES)" >&2
+        sleep 10 &
+        wait $! || true
+        note_preemption
+        if [ -n "$terminated" ] && [ -z "$preempted" ]; then
+            exit 143
+        fi
     done
 }
 
 # attempt COMMAND...: run a training once; its status is in the variable, too.
 attempt() {
     local training
-    status=0
+    status=0 started=$SECONDS
     (trap '' USR1 && launch "$@") &  # ignored, as it would kill a launcher without a handler
     training=$!
     while kill -0 "$training" 2>/dev/null; do
-        # Without preempt_send_user_signal, a preemption sends SIGTERM, as scancel does. PreemptTime distinguishes them.
-        if [[ -n $terminated && $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
-            preempted=1
-        fi
+        note_preemption
         if [ -n "$preempted" ]; then
             signal_ranks || true  # repeated, as ranks ignore it during imports
         fi
@@ -68,8 +74,9 @@ attempt() {
         wait -n "$training" $! || true  # returns immediately on a trapped signal
     done
     wait "$training" || status=$?
+    note_preemption
     # hvs.checkpoint.Training ends with 75 if something else than this script has notified its ranks.
-    if [ -n "$preempted" ] || [ "$status" = 75 ]; then
+    if [ -n "$preempted" ] || { [ "$status" = 75 ] && [ -z "$terminated" ]; }; then
         # Requeue regardless of the status: a rank that does not ignore the signal yet is killed by it.
         echo "job $job: preempted (status $status), requeuing"
         # SLURM itself does not requeue a job that ends within its grace time.
@@ -83,6 +90,14 @@ attempt() {
         echo "job $job: training exited with status $status" >&2
     fi
     return "$status"
+}
+
+# note_preemption: without preempt_send_user_signal, a preemption sends SIGTERM, as scancel does. PreemptTime
+# distinguishes them.
+note_preemption() {
+    if [[ -n $terminated && $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
+        preempted=1
+    fi
 }
 
 # signal_ranks: send SIGUSR1 to every rank.

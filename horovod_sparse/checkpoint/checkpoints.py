@@ -174,7 +174,7 @@ class Checkpoints:
             if staging is not None:
                 staging.begin()
             own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
-            complete = self._folder.local or not number_in(layouts, rank)
+            complete = not number_in(layouts, rank) or (self._folder.local and any(layouts))
             state = {} if not complete else shared_state(model, optimizer, exchange, others)
             state, own["shards"] = split(state) if any(layouts) else (state, {})
             shared = {} if rank else {**state, "layouts": layouts}
@@ -246,9 +246,7 @@ class Checkpoints:
                 return None
             content = read(self._transport, self._folder, manifest, model)
         except CheckpointError as error:
-            intact = self._intact(manifest)
-            offer = "" if intact is None else f". The checkpoint of step {intact} is intact: load it with step={intact}"
-            raise CheckpointError(f"{error}{offer}", intact) from error
+            raise self._damaged(error, manifest) from error
         return restore(self._transport, content, model, optimizer, exchange or optimizer, others)
 
     def newest(self) -> int | None:
@@ -258,8 +256,17 @@ class Checkpoints:
             CheckpointError: The newest one is damaged. Raised on all ranks.
         """
         self.wait()
-        manifest = self._choose(None, None)
+        try:
+            manifest = self._choose(None, None)
+        except CheckpointError as error:
+            raise self._damaged(error, None) from error
         return None if manifest is None else manifest.step
+
+    def _damaged(self, error: CheckpointError, manifest: Manifest | None) -> CheckpointError:
+        """Return an error that names an intact checkpoint, if there is any; a collective call."""
+        intact = self._intact(manifest)
+        offer = "" if intact is None else f". The checkpoint of step {intact} is intact: load it with step={intact}"
+        return CheckpointError(f"{error}{offer}", intact, damaged=True)
 
     def _choose(self, step: int | None, digest: str | None) -> Manifest | None:
         """Return on all ranks the manifest of the checkpoint to load, if there is any."""
@@ -278,7 +285,10 @@ class Checkpoints:
         fitting = [one for one in own.values() if one.digest in everywhere]
         fitting = [one for one in fitting if step in (None, one.step) and digest in (None, one.digest)]
         if not fitting and (step, digest) != (None, None):
-            raise CheckpointError(f"no such checkpoint is in {self._folder.path.parent} on all ranks")
+            raise CheckpointError(
+                f"{self._folder.path.parent} does not hold step {step}, digest {digest}, on all ranks, only steps "
+                f"{sorted(one.step for one in own.values() if one.digest in everywhere)}"
+            )
         return max(fitting, key=lambda one: one.number, default=None)
 
     def _intact(self, refused: Manifest | None) -> int | None:

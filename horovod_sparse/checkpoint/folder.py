@@ -83,8 +83,10 @@ class Folder:
             path = partial / name
             if not path.is_file() or path.stat().st_size != entry.bytes:
                 raise CheckpointError(
-                    f"{path} was written, but rank 0 does not see it complete: put the checkpoints on a file system "
-                    "that all nodes share"
+                    f"{path} was written, but has vanished or changed: let nothing else write there"
+                    if self.local
+                    else f"{path} was written, but rank 0 does not see it complete: put the checkpoints on a file "
+                    "system that all nodes share"
                 )
         replaced = _with_suffix(final, _REPLACED)
         with naming(partial):

@@ -27,12 +27,13 @@ class CheckpointError(RuntimeError):
     """Failure to save or load a checkpoint; the message names rank, path, cause and remedy.
 
     Attributes:
+        damaged: Whether the checkpoint to load is damaged.
         intact: Step of an intact checkpoint to load instead of a damaged one; None if there is none.
     """
 
-    def __init__(self, message: str, intact: int | None = None) -> None:
+    def __init__(self, message: str, intact: int | None = None, damaged: bool = False) -> None:
         super().__init__(message)
-        self.intact = intact
+        self.intact, self.damaged = intact, damaged
 
 
 def shard(rank: int) -> str:

@@ -13,7 +13,7 @@ from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import Manifest, shard
 from horovod_sparse.checkpoint.parts import compare, load_others
 from horovod_sparse.checkpoint.sharded import join, layout_of, ranks_for
-from horovod_sparse.checkpoint.shards import map_own, read_own, read_shared, shared_of_rank_0
+from horovod_sparse.checkpoint.shards import content_of_rank_0, map_own, read_own, read_shared
 from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
@@ -79,9 +79,9 @@ def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Mod
     """
     what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
     layouts = layouts_of(transport, what, model)
-    shared = shared_of_rank_0(transport, manifest, place, what) if folder.local else {}
+    content = content_of_rank_0(transport, manifest, place, what) if folder.local else b""
     with together(transport, what):
-        shared = shared or read_shared(manifest, place)
+        shared = read_shared(manifest, place, content)
         mine = range(rank, manifest.ranks, transport.size)
         own = [read_own(manifest, place, old) for old in mine]
         first = (leader(own[0]["compression"]), own[0]["data"]) if rank == 0 else None
@@ -162,7 +162,7 @@ def _merged(exchange: Any, content: Content, model: nn.Module) -> tuple[dict[str
     elif not layout_of(model):
         raise ValueError(
             "it holds residuals of a sharded model, which an exchange of complete gradients cannot take over: shard "
-            "the model with FSDP2, or load it without exchange and with an optimizer that is not wrapped"
+            "the model with FSDP2, or load it before the exchange is created, which drops the residuals"
         )
     else:
         merged = exchange.merge([part["compression"] for part in content.sharded])

@@ -38,13 +38,18 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
     return Entry(sink.size, sink.digest.hexdigest())
 
 
-def read_shared(manifest: Manifest, folder: Path) -> dict[str, Any]:
-    """Return the part that is the same on all ranks; raise CheckpointError if it is not what was saved."""
+def read_shared(manifest: Manifest, folder: Path, content: bytes = b"") -> dict[str, Any]:
+    """Return the part that is the same on all ranks; raise CheckpointError if it is not what was saved.
+
+    ``content`` is that of the file, if it has been read.
+    """
+    if content:
+        return _parsed(io.BytesIO(content), folder / SHARED, _SHARED)
     return _read(manifest, folder, SHARED, _SHARED)
 
 
-def shared_of_rank_0(transport: Transport, manifest: Manifest, folder: Path, what: str) -> dict[str, Any]:
-    """Return the part that is the same on all ranks, of which only rank 0 has the file; a collective call."""
+def content_of_rank_0(transport: Transport, manifest: Manifest, folder: Path, what: str) -> bytes:
+    """Return the file with the part that is the same on all ranks, which only rank 0 has; a collective call."""
     content = b""
     with together(transport, what):
         if transport.rank == 0:
@@ -53,7 +58,7 @@ def shared_of_rank_0(transport: Transport, manifest: Manifest, folder: Path, wha
     size = manifest.files[SHARED].bytes
     with process.communicating(CALL, transport):
         blocks = [transport.broadcast_object(content[at : at + _BLOCK]) for at in range(0, size, _BLOCK)]
-    return _parsed(io.BytesIO(b"".join(blocks)), folder / SHARED, _SHARED)
+    return b"".join(blocks)
 
 
 def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:

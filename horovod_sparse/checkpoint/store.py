@@ -67,6 +67,8 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
         with together(transport, what, call):
             if leads:
                 folder.complete(partial, manifest, files if folder.local else everything)
+        with together(transport, what, call):  # all ranks have completed it
+            if leads:
                 folder.prune(keep)
         if transport.rank == 0:
             _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), manifest.digest)

@@ -83,12 +83,14 @@ class Training:
     ) -> None:
         _require_new_store()
         self._shared = _Place(Checkpoints(directory, keep, process_set), Pace(every))
-        self._places = [self._shared]
-        if local is not None:
-            self._places.insert(0, _Place(Checkpoints(local, _KEEP, process_set, local=True), Pace(every)))
         transport = transport_of(process_set)
         assert transport is not None  # Checkpoints has refused other ranks
         self._transport = transport
+        self._local: _Place | None = None
+        if self._agree_on_local(local is not None):
+            assert local is not None
+            self._local = _Place(Checkpoints(local, _KEEP, process_set, local=True), Pace(every))
+        self._places = [self._shared] if self._local is None else [self._local, self._shared]
         self._states = {"model": model, "optimizer": optimizer, "exchange": exchange, "run": _Run(run), **others}
         self._data = data
         self._stopped = False
@@ -103,7 +105,7 @@ class Training:
 
         After SIGUSR1 or SIGTERM on any rank, all ranks complete the step and save, and the program ends with status 75.
         If a regular save fails, training continues. The state after the last step is always saved, but not if the loop
-        is left before, by ``break`` or as the data end: rank 0 warns then.
+        is left before, by ``break`` or as the data end: the rank warns then.
 
         Raises:
             SystemExit: The training was preempted.
@@ -115,7 +117,13 @@ class Training:
                 try:
                     yield self.step
                 except GeneratorExit:
-                    self._warn_of_end(total)
+                    _LOG.warning(
+                        "rank %d left the loop in step %d of %d, and what followed the last checkpoint is not saved: "
+                        "if there was no error, let the data be endless, or call training.stop() to end early",
+                        self._transport.rank,
+                        self.step,
+                        total,
+                    )
                     raise
                 self.step += 1
                 due = [place.pace.due(self.step, place.checkpoints.in_progress) for place in self._places]
@@ -124,14 +132,14 @@ class Training:
                     self._stopped = False
                     break
                 if preempted:
-                    self._save(self._shared)
+                    self._save_everywhere()
                     self._warn("preempted at step %d, ending with status %d", self.step, PREEMPTED)
                     raise SystemExit(PREEMPTED)
                 for place, now in zip(self._places, due, strict=True):
                     if now and self.step < total:
                         self._async_save(place)
             if self.step > first:
-                self._save(self._shared)
+                self._save_everywhere()
 
     def stop(self) -> None:
         """Let ``steps`` end and save after the current step; call it on any rank."""
@@ -144,7 +152,7 @@ class Training:
 
     def _load(self) -> Restored | None:
         """Load the newest checkpoint, or an intact older one, and the position in the data."""
-        restored = self._load_local() or self._load_shared()
+        restored = self._load_newest()
         if restored is not None and self._data is not None:
             if "data" not in restored.data:
                 raise CheckpointError(
@@ -153,30 +161,32 @@ class Training:
             self._data.load_state_dict(restored.data["data"])
         return restored
 
-    def _load_local(self) -> Restored | None:
-        """Load a checkpoint of the local folders if it is intact and not older than those of the shared folder."""
-        if self._places[0] is self._shared:
-            return None
-        checkpoints, shared = self._places[0].checkpoints, None
-        step = checkpoints.newest()
-        with suppress(CheckpointError):  # it is damaged
-            shared = self._shared.checkpoints.newest()
-        if step is None or step < (shared or 0):
-            return None
+    def _load_newest(self) -> Restored | None:
+        shared, local = self._shared.checkpoints, None if self._local is None else self._local.checkpoints
+        kept = None if local is None else local.newest()
         try:
-            return checkpoints.load(**self._states)
+            newest = shared.newest()
         except CheckpointError as error:
-            self._warn("%s: continuing from the shared folder", error)
+            newest = error.intact or 0
+        if newest is None:  # a new training, whatever local folders hold
             return None
-
-    def _load_shared(self) -> Restored | None:
+        if local is not None and kept is not None and kept >= newest:
+            try:
+                return local.load(**self._states)
+            except CheckpointError as error:
+                if not error.damaged:
+                    raise
+                self._warn("%s: continuing from the shared folder", error)
+                kept = None
         try:
-            return self._shared.checkpoints.load(**self._states)
+            return shared.load(**self._states)
         except CheckpointError as error:
-            if error.intact is None:
+            if not error.damaged or (error.intact is None and kept is None):
                 raise
-            self._warn("%s: continuing from there", error)
-            return self._shared.checkpoints.load(step=error.intact, **self._states)
+            self._warn("%s: continuing from an intact one", error)
+            if local is not None and kept is not None and kept >= (error.intact or 0):
+                return local.load(**self._states)
+            return shared.load(step=error.intact, **self._states)
 
     def _warn(self, message: str, *values: object) -> None:
         if self._transport.rank == 0:
@@ -185,13 +195,16 @@ class Training:
     def _position(self) -> dict[str, Any]:
         return {} if self._data is None else {"data": self._data.state_dict()}
 
-    def _warn_of_end(self, total: int) -> None:
-        self._warn(
-            "the loop ended in step %d of %d, and what followed the last checkpoint is not saved: let the data be "
-            "endless, and call training.stop() instead of break",
-            self.step,
-            total,
-        )
+    def _agree_on_local(self, given: bool) -> bool:
+        """Return whether local folders are used; ValueError on all ranks if only some are given one."""
+        with process.communicating("Training()", self._transport):
+            everyone = self._transport.allgather_object(given)
+        if len(set(everyone)) > 1:
+            ranks = [rank for rank, has in enumerate(everyone) if has]
+            raise ValueError(
+                f"local= is given on ranks {ranks} of {len(everyone)} only: give all ranks a folder, or none"
+            )
+        return given
 
     def _agree(self, noticed: int, due: Sequence[bool]) -> list[bool]:
         """Return on all ranks whether any was notified or stopped, and where rank 0 saves now."""
@@ -200,6 +213,15 @@ class Training:
         with process.communicating("Training.steps()", self._transport):
             ranks = self._transport.allreduce(flags)
         return [bool(flag) for flag in ranks]
+
+    def _save_everywhere(self) -> None:
+        """Save to the local folders, which may fail, and to the shared one."""
+        if self._local is not None:
+            try:
+                self._save(self._local)
+            except CheckpointError as error:
+                self._warn("%s", error)
+        self._save(self._shared)
 
     def _save(self, place: _Place) -> None:
         with suppress(CheckpointError):  # logged already, and about an older state

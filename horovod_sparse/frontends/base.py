@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -132,18 +133,26 @@ def exchange_of(model: torch.nn.Module, optimizer: Any) -> Any:
     own = within(optimizer)
     if own is not None:
         return own
-    of_model = set(model.parameters())
-    known = {one: set(one.exchanged_parameters()) for one in separate}
-    found = [one for one, parameters in known.items() if not parameters.isdisjoint(of_model)]
-    unknown = [one for one, parameters in known.items() if not parameters]
+    found, unknown = _serving(model)
+    if len(found) > 1 or (unknown and not found):
+        gc.collect()  # one of them may be that of an earlier model
+        found, unknown = _serving(model)
     if len(found) > 1:
         raise ValueError(
             f"{len(found)} exchanges serve the model, but a checkpoint holds the state of one: use one for all "
-            "optimizers, such as SparseState(compression, [first, second], named_parameters)"
+            "optimizers, such as SparseState(compression, [first, second], named_parameters), or pass exchange="
         )
-    if not found and unknown:
+    if unknown and not found:
         raise ValueError(
             "a SparseState without optimizer and named_parameters does not know its model yet: pass it "
             "named_parameters, or pass exchange= here"
         )
     return next(iter(found), None)
+
+
+def _serving(model: torch.nn.Module) -> tuple[list[ExchangingGradients], list[ExchangingGradients]]:
+    """Return the exchanges that have parameters of a model, and those that do not know theirs."""
+    of_model = set(model.parameters())
+    known = {one: set(one.exchanged_parameters()) for one in separate}
+    found = [one for one, parameters in known.items() if not parameters.isdisjoint(of_model)]
+    return found, [one for one, parameters in known.items() if not parameters]

@@ -152,7 +152,7 @@ def test_a_loop_that_ends_before_the_last_step_warns(hvd, comm, folder, caplog):
     run = Run(folder, rank)
     for _ in zip(run.training.steps(TOTAL), range(3), strict=False):
         run.script.train(1)
-    assert everywhere(comm, ("the loop ended in step 3 of 9" in caplog.text) == (rank == 0))
+    assert everywhere(comm, f"rank {rank} left the loop in step 3 of 9" in caplog.text)
 
 
 # --- local folders ---
@@ -175,13 +175,23 @@ def crashed(folder, rank, **more):
         place.checkpoints.wait()
 
 
-def test_a_restart_needs_no_shared_folder_if_all_ranks_have_local_files(comm, folder, local, undisturbed):
+def remove(folder, *steps):
+    for step in steps:
+        shutil.rmtree(folder / f"step-{step:08d}")
+
+
+def damage(folder, step, rank):
+    path = folder / f"step-{step:08d}" / f"rank-{rank:05d}.pt"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def test_the_local_checkpoint_is_loaded_if_the_shared_one_is_older(comm, folder, local, undisturbed):
     rank = comm.Get_rank()
     crashed(folder, rank, local=local)
     files = {path.name for path in (local / f"rank-{rank:05d}" / "step-00000004").iterdir()}
     assert everywhere(comm, files == {"manifest.json", f"rank-{rank:05d}.pt", *(["shared.pt"] if rank == 0 else [])})
     if rank == 0:
-        shutil.rmtree(folder)
+        remove(folder, 4)
     comm.Barrier()
     again = Run(folder, rank, local=local)
     assert everywhere(comm, again.training.step == 4)
@@ -194,20 +204,53 @@ def test_local_files_that_do_not_fit_leave_the_choice_to_the_shared_folder(
 ):
     rank, last = comm.Get_rank(), comm.Get_size() - 1
     crashed(folder, rank, local=local)
+    own = local / f"rank-{rank:05d}"
     if what == "older":
         Run(folder, rank).steps()
+    elif rank == last and what == "lost":
+        shutil.rmtree(own)
     elif rank == last:
-        own = local / f"rank-{rank:05d}"
-        if what == "lost":
-            shutil.rmtree(own)
-        for path in own.glob(f"step-*/rank-{rank:05d}.pt"):
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        damage(own, 4, rank)
     comm.Barrier()
     again = Run(folder, rank, local=local)
     assert everywhere(comm, again.training.step == (TOTAL if what == "older" else 4))
     warned = "continuing from the shared folder" in caplog.text
     assert everywhere(comm, warned == (rank == 0 and what == "damaged"))
     assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["older ones are intact", "there is no other"])
+def test_a_damaged_shared_checkpoint_is_replaced_by_the_newest_intact_one(comm, folder, local, undisturbed, others):
+    """Among the shared and the local ones, of which those of steps 2 and 4 are left."""
+    rank = comm.Get_rank()
+    crashed(folder, rank, local=local)
+    Run(folder, rank).steps()
+    if rank == 0:
+        damage(folder, TOTAL, 0)
+        remove(folder, *(step for step in Folder(folder).steps() if step != TOTAL and (step > 2 or not others)))
+    comm.Barrier()
+    again = Run(folder, rank, local=local)
+    assert everywhere(comm, again.training.step == 4)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_local_files_of_another_training_are_not_taken(comm, folder, local, undisturbed):
+    rank = comm.Get_rank()
+    crashed(folder, rank, local=local, run="first")
+    other = folder.with_name("second")
+    again = Run(other, rank, local=local, run="second")
+    assert everywhere(comm, again.training.restored is None)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+    message = refusal(comm, lambda: Run(folder, rank, local=local, run="first"))
+    assert "belongs to run 'second', but this is run 'first'" in message
+
+
+def test_a_local_folder_on_some_ranks_only_is_refused(hvd, comm, folder, local):
+    rank = comm.Get_rank()
+    if comm.Get_size() == 1:
+        return
+    with pytest.raises(ValueError, match=rf"local= is given on ranks \[0\] of {comm.Get_size()} only"):
+        Run(folder, rank, local=local if rank == 0 else None)
 
 
 def test_a_full_local_disk_does_not_stop_the_training(comm, folder, local, undisturbed, monkeypatch, caplog):

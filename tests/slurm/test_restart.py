@@ -76,6 +76,16 @@ def test_a_rank_that_is_killed_is_started_again_in_the_same_job(
     assert_equal(parameters(tmp_path / "run"), undisturbed)
 
 
+def test_a_cancelled_job_is_not_requeued(cluster: Cluster, tmp_path: Path) -> None:
+    """Its ranks end with the status of a preemption."""
+    job = submit(cluster, tmp_path, ARGUMENTS="--front-end ddp --steps 1000000 --every 20")
+    at_first_save(tmp_path / "run")
+    cluster.run("scancel", job)
+    assert cluster.wait_for(job, limit=60) == "CANCELLED"
+    assert cluster.show(job)["Restarts"] == "0"
+    assert "requeuing" not in (tmp_path / "log").read_text()
+
+
 def test_a_program_that_always_fails_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, PROGRAM="false", RETRIES="2")
     assert cluster.wait_for(job, limit=60) == "FAILED"
