@@ -247,11 +247,11 @@ def test_checkpoints_of_other_models_are_refused_on_every_rank(comm, meshes, fol
         other = Run(meshes[replicas * shards, 1][0], compressed)
         message = refusal(comm, lambda: checkpoints.load(**other.states))
         assert everywhere(comm, "in a compressed form" in message and "the number of shards" in message)
-    other = Run(mesh, compressed, make=mlp)
-    message = refusal(comm, lambda: checkpoints.load(model=other.model, optimizer=other.optimizer))
+    dense = shard(mlp(), mesh["shard"])
+    message = refusal(comm, lambda: checkpoints.load(model=dense, optimizer=sgd(dense)))
     assert everywhere(comm, "model.0.weight has shape (63, 12) in the state, but (24, 12) here" in message)
     if replicas > 1:
-        message = refusal(comm, lambda: checkpoints.load(**other.states))
+        message = refusal(comm, lambda: checkpoints.load(**Run(mesh, compressed, make=mlp).states))
         assert everywhere(comm, "none of ['0.bias'" in message and "of the same model" in message)
         states = comm.allgather(run.exchange.state_dict())
         with pytest.raises(
