@@ -97,9 +97,17 @@ class Run:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         (self._folder / "trace").touch()
-        arguments = ["--millions", str(millions), "--device-ms", str(options.device_ms), "--every", options.every]
+        arguments = ["--millions", str(millions), "--device-ms", str(options.device_ms), "--every", str(options.every)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command = ["--max-restarts", "1000", "-m", "benchmarks.restarts", "--rank", "--folder", str(self._folder)]
+        command = [
+            "--max-restarts",
+            str(options.kills),
+            "-m",
+            "benchmarks.restarts",
+            "--rank",
+            "--folder",
+            str(self._folder),
+        ]
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (self._folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
@@ -180,6 +188,10 @@ def _range(values: list[float]) -> str:
     return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
+def _interval(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def _parse() -> argparse.Namespace:
     parser = command_line("restarts", __doc__)
     parser.add_argument("--folder", required=True, help="folder for checkpoints")
@@ -188,7 +200,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--within", type=float, default=10, help="a kill follows a save within these seconds")
     parser.add_argument("--seconds", type=float, default=120, help="seconds without kills at the end")
     parser.add_argument("--device-ms", type=float, default=100, help="milliseconds that a step sleeps")
-    parser.add_argument("--every", default="1%", help="interval of the saves")
+    parser.add_argument("--every", type=_interval, default="1%", help="interval of the saves")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
