@@ -263,13 +263,12 @@ class Compression:
 
     @staticmethod
     def sparseloco(density: float = 1 / 64, **settings: Any) -> Sparse:
-        """Send the k largest entries of each rank to all ranks, with values in 2 bits: for local steps (SparseLoCo).
+        """Send the largest entries of each chunk of 4096, with values in 2 bits: for local steps (SparseLoCo).
 
-        The density is that of the paper, 64 of 4096. Unlike there, entries are the largest of a bucket instead of those
-        of each 4096, and the residual does not decay, so that nothing is lost.
+        The density is that of the paper, 64 of 4096. Its residual decays: ``decay=0.95``. By default nothing is lost.
         """
         return _preset(
-            settings, density=density, sparsifier="topk", memory="residual", collective="topka", wire="fitted2"
+            settings, density=density, sparsifier="chunked", memory="residual", collective="topka", wire="fitted2"
         )
 
 

@@ -10,12 +10,12 @@ from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
 from horovod_sparse.memories.base import require_fit, total
 from horovod_sparse.rules import BucketContext, Step
-from horovod_sparse.rules.options import RuleOptions
+from horovod_sparse.rules.options import RuleOptions, number
 from horovod_sparse.vector import SparseVector
 
 
 class Residual:
-    """Full residual: e' = acc - sent, in one buffer of the bucket's size, or two if steps are undoable.
+    """Full residual: acc = g + decay e and e' = acc - sent, in one buffer of the bucket's size, or two if undoable.
 
     Attributes:
         alternates: Whether a step leaves the arrays of the previous state unchanged.
@@ -24,14 +24,21 @@ class Residual:
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """No options."""
+        """Options of the residual.
+
+        Attributes:
+            decay: Share of the residual that a step keeps, in (0, 1]. Below 1, what waits is lost over time.
+        """
 
         elementwise = True
+
+        decay: float = number(1.0, above=0, most=1, hint="1 loses nothing")
 
     replaces_momentum = False
 
     def __init__(self, context: BucketContext, options: Any) -> None:
-        del options
+        # Rules that are derived from this one have options of their own, and lose nothing.
+        self._decay = options.decay if isinstance(options, Residual.Options) else 1.0
         self.alternates = context.undoable
         self._residual = context.zeros()
         self.empty = True
@@ -42,6 +49,8 @@ class Residual:
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""
         self._in_place = self._other is None or step.resumes  # the other one is from before the first exchange
+        if not step.resumes:
+            scale *= self._decay
         if self._other is None or self._in_place:
             return Accumulator(self._residual, step.gradients, scale, clear=step.clear, empty=self.empty)
         return Accumulator(self._other, step.gradients, scale, source=self._residual, clear=step.clear)

@@ -10,6 +10,7 @@ from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.arctopk import ARCTopK
 from horovod_sparse.sparsifiers.artopk import ARTopK
 from horovod_sparse.sparsifiers.base import Base
+from horovod_sparse.sparsifiers.chunked import ChunkedTopK
 from horovod_sparse.sparsifiers.deft import DEFT
 from horovod_sparse.sparsifiers.dgc import DGCSampling
 from horovod_sparse.sparsifiers.exdyna import ExDyna
@@ -66,6 +67,7 @@ SPARSIFIERS = Registry(
     Sparsifier,
     [
         TopK,
+        ChunkedTopK,
         ReusedTopK,
         RandomBlock,
         RandomK,
@@ -90,6 +92,7 @@ __all__ = [
     "ARCTopK",
     "ARTopK",
     "Base",
+    "ChunkedTopK",
     "DGCSampling",
     "ExDyna",
     "GaussianK",

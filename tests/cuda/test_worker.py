@@ -40,6 +40,7 @@ MORE = [
     "dense",
     "hierarchical:density=0.02,node_ranks=2,indices=coded",
     "topka:density=0.05,sparsifier=randomk,shared=False,indices=plain",
+    "topka:density=0.05,sparsifier=chunked,chunk=64,decay=0.9,wire=fitted2,indices=coded",
     "randomk:density=0.05,memory=conef,saving=0.5,wire=bfloat16",
     "topka:density=0.02,sparsifier=threshold,threshold=2.0,memory=none,indices=coded",
     "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",

@@ -20,6 +20,7 @@ from horovod_sparse.sparsifiers import SPARSIFIERS
 OPTIONS = {
     "reusedtopk": {"tau_threshold": 3},
     "threshold": {"threshold": 2.0},
+    "chunked": {"chunk": 50},
     "stable": {"block": 1, "refresh": 2},
     "arctopk": {"block": 1, "refresh": 2},
     "multilevel": {"cf_min": 2.0},
