@@ -78,7 +78,7 @@ test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 t
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
-	$(MPITEST) --ranks 3 -- -m '(mpi or law and not full) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
+	$(MPITEST) --ranks 3 --limit 2400 -- -m '(mpi or law and not full) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
@@ -112,7 +112,7 @@ test-mpi: $(TOOLS)  ## run the tests under mpirun, DDP and local steps under tor
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
 	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) \
 	  tests/frontends/test_ddp.py tests/frontends/test_streaming.py
-	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(FRONT_ENDS)
 
 cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)
 cuda-tests:  ## GPU: compare bits with the CPU's, with 1, 2 and 3 ranks that share the GPU, and with all GPUs

@@ -57,7 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help=f"{', '.join(SMALL)}, one seed, the most important runs")
     add("--headline", action="store_true", help="only the rows about the main sources, with all seeds")
     add("--tasks", type=names_of(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
-    help_ = f"runs to train, with @ and a factor on the learning rate if wanted, out of {','.join(RUNS)}"
+    help_ = (
+        "runs to train, with @ and a factor on the learning rate if wanted, and for local steps another @ and the rate "
+        f"of the outer step, out of {','.join(RUNS)}"
+    )
     add("--runs", type=names_of(RUNS), help=help_.replace("%", "%%"))
     add("--rules", action="append", default=[], metavar="MODULE", help="module that registers custom rules")
     add(
@@ -140,9 +143,12 @@ def load_rules(options: argparse.Namespace) -> None:
 
 
 def run_named(name: str) -> Run:
-    """Return the run of a name, possibly with a factor on the learning rate."""
-    known, _, factor = name.partition("@")
-    return replace(RUNS[known], name=name, rate=float(factor)) if factor else RUNS[known]
+    """Return the run of a name, possibly with a factor on the learning rate, and the rate of the outer step."""
+    known, *rates = name.split("@")
+    run = RUNS[known]
+    if len(rates) > 1:
+        run = replace(run, outer=(float(rates[1]), run.outer[1]))
+    return replace(run, name=name, rate=float(rates[0])) if rates else run
 
 
 def _wanted(task: str, run: Run, options: argparse.Namespace) -> bool:

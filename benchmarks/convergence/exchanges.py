@@ -68,9 +68,16 @@ class Exchanged:
             self._exchanging = [Simulated(model, one, compression, transport) for one in optimizers]
             return
         if run.local_steps:
-            outer = hvs.OuterSGD(*run.outer)
+            settings: dict[str, Any] = {"fragments": run.fragments, "delay": run.delay}
             self.optimizers = [
-                hvs.LocalOptimizer(one, named_parameters(model, one), run.local_steps, compression, outer)
+                hvs.LocalOptimizer(
+                    one,
+                    named_parameters(model, one),
+                    run.local_steps,
+                    compression,
+                    hvs.OuterSGD(*run.outer),
+                    **settings,
+                )
                 for one in optimizers
             ]
         else:

@@ -66,7 +66,8 @@ def train(
         for scheduler in schedulers:
             scheduler.step()
         if job.run.local_steps and step == job.steps:
-            exchanged.optimizers[0].synchronize()  # the last round may be shorter; until here, ranks differ
+            for optimizer in exchanged.optimizers:
+                optimizer.synchronize()  # the last round may be shorter; until here, ranks differ
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
             loss = torch.stack(losses).mean().item()

@@ -49,6 +49,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
 DIVIDED = ("micro", "exdyna", "deft")
 # Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
 PROMISED = {
+    "chunked": (0.99, 1.01),  # rounded for each chunk
     "reusedtopk": (2 / 3, 4 / 3),
     "gaussiank": (2 / 3, 4 / 3),
     "dgc": (0.8, 1.0),

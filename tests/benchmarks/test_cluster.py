@@ -286,7 +286,7 @@ RENDEZVOUS = {
 @needs_namespaces
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rendezvous", RENDEZVOUS)
+@pytest.mark.parametrize("rendezvous", ["pod", pytest.param("c10d", marks=pytest.mark.nightly)])
 def test_torchrun_trains_sparse_over_several_hosts_with_equal_bits(rendezvous):
     arguments, variables = RENDEZVOUS[rendezvous]
     program = [str(ROOT / "tests/programs/several_hosts.py"), "--compression", "topka:density=0.1,dense_below=0"]

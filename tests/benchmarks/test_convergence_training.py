@@ -140,6 +140,15 @@ def test_local_steps_send_once_a_round_and_the_last_one_may_be_shorter():
     assert record["local_steps"] == 2
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_ranks_end_with_the_same_parameters_after_streamed_local_steps(optimizer):
+    run = Run("run", "group", "dense", optimizer, local_steps=4, fragments=2, delay=1)
+    task = TASKS["transformer"]
+    record = train(task, task.load(Path()), Job("transformer", run, 0, 9, transport().size), transport())
+    assert (record["fragments"], record["delay"]) == (2, 1)
+    assert MPI.COMM_WORLD.allgather(record["digest"]) == [record["digest"]] * MPI.COMM_WORLD.Get_size()
+
+
 @pytest.mark.full
 def test_the_curve_ends_with_the_last_step_and_all_ranks_have_it():
     record = outcome("topka:density=0.01", steps=23)

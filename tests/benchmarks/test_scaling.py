@@ -136,7 +136,7 @@ def test_the_published_page_shows_the_published_records():
     assert filled([page], {"scaling": tables(by_ranks(asked(), records))}) == [page]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_parts_are_trained_once(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -53,7 +53,9 @@ def test_three_ranks_exchange_arrays_and_learn_from_a_fifteenth_of_the_bytes() -
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("arguments", "ranks", "shards"), [((), 4, 2), (("--fully-sharded",), 2, 1)])
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "shards"), [pytest.param((), 4, 2, marks=pytest.mark.nightly), (("--fully-sharded",), 2, 1)]
+)
 def test_sharded_models_learn_from_a_tenth_of_the_bytes(arguments: tuple[str, ...], ranks: int, shards: int) -> None:
     printed = output("fsdp.py", "fsdp.md", ranks=ranks, arguments=("--steps", "40", *arguments))
     losses = [float(loss) for loss in re.findall(r"loss (\S+),", printed)]

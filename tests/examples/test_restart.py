@@ -45,7 +45,9 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("front_end", ["horovod", "ddp", "fsdp2", "local"])
+@pytest.mark.parametrize(
+    "front_end", ["horovod", "fsdp2", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("ddp", "local"))]
+)
 def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
     """Killed after the first step, as a checkpoint is written and as it is read."""
     undisturbed, folder = tmp_path / "undisturbed" / "c", tmp_path / "disturbed" / "c"

@@ -55,7 +55,7 @@ LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_
 @pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.nightly if "@" in fault else ()) for fault in FAULTS]
+    "fault", [pytest.param(fault, marks=() if fault in ("kill", "stop") else pytest.mark.nightly) for fault in FAULTS]
 )
 def test_a_rank_that_fails_is_named_and_ends_the_job(fault):
     result, reports = run(fault)

@@ -120,7 +120,7 @@ def test_warm_restarts_with_momentum_end_where_those_of_dense_training_do(transp
 
 @pytest.mark.full
 @pytest.mark.parametrize(("spec", "momentum"), GROWTH)
-@laws.examples(9)
+@laws.examples(4)
 @given(schedule=SCHEDULES, seed=st.integers(0, 9))
 def test_with_momentum_the_parameters_grow_no_further_than_in_dense_training(transport, spec, momentum, schedule, seed):
     sparse, dense = norms(transport, spec, MOMENTA[momentum], [*schedule, *RESTARTS], seed)
