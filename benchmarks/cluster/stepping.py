@@ -81,7 +81,7 @@ class Training:
             HOROVOD: lambda: hvd.DistributedOptimizer(plain, named),
             FP16: lambda: hvd.DistributedOptimizer(plain, named, hvd.Compression.fp16),
         }
-        ours = lambda: hvs.DistributedOptimizer(plain, named, hvs.parse(contender))  # noqa: E731
+        ours = lambda: _ours(plain, named, *contender.split(" / "))  # noqa: E731
         self.optimizer = wrappers.get(contender, ours)()
         self._inputs, self._targets = made.batch(samples or made.samples)
         self._flag = torch.zeros(1) if contender == ALONE else None
@@ -96,6 +96,15 @@ class Training:
             hvd.allreduce_(self._flag, name="flag")
         self.optimizer.step()
         return time.perf_counter() - begin
+
+
+def _ours(plain: torch.optim.Optimizer, named: list[tuple[str, Any]], spec: str, *local: str) -> Any:
+    """Return an optimizer that exchanges gradients, or takes local steps: their number, fragments and delay."""
+    if not local:
+        return hvs.DistributedOptimizer(plain, named, hvs.parse(spec))
+    steps, fragments, delay = map(int, local if len(local) == 3 else (*local, "1", "0"))
+    outer = hvs.OuterSGD(lr=1, momentum=0)
+    return hvs.LocalOptimizer(plain, named, steps, hvs.parse(spec), outer, fragments=fragments, delay=delay)
 
 
 def slowest(number: float) -> float:

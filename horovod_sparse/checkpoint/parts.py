@@ -74,9 +74,12 @@ def compare(exchange: Any, saved: dict[str, Any] | None) -> list[str]:
 
 
 def _differences(name: str, saved: Any, mine: Any) -> list[str]:
-    """Return the options that differ, with both values."""
-    if isinstance(saved, dict) and isinstance(mine, dict) and saved.keys() == mine.keys():
-        return [text for key in mine for text in _differences(f"{name}.{key}".strip("."), saved[key], mine[key])]
+    """Return the options that differ, with both values; of another rule, only its name."""
+    if isinstance(saved, dict) and isinstance(mine, dict):
+        if saved.get("of") != mine.get("of"):
+            return [f"{name}.of={saved.get('of')} (now {mine.get('of')})"]
+        if saved.keys() == mine.keys():
+            return [text for key in mine for text in _differences(f"{name}.{key}".strip("."), saved[key], mine[key])]
     return [f"{name}={saved} (now {mine})"] if saved != mine else []
 
 

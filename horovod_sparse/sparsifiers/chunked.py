@@ -75,5 +75,5 @@ def _largest(values: Array, begin: int, chunk: int, density: float, held: list[t
     smallest = np.partition(keys, chunk - keep, axis=1)[:, chunk - keep, None]
     above, equal = keys > smallest, keys == smallest
     missing = keep - above.sum(axis=1, keepdims=True)
-    taken = above | (equal & (keys >= 0) & (np.cumsum(equal, axis=1) <= missing))
+    taken = above | (equal & (keys >= 0) & (np.cumsum(equal, axis=1, dtype=np.int32) <= missing))
     return (np.flatnonzero(taken) + begin).astype(np.int32)
