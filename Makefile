@@ -35,6 +35,8 @@ LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
 FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp local_shards optimizer scripts sharded situations \
                streaming)
+# Four ranks are the fewest with replicas of shards.
+OF_SHARDS = $(patsubst %,tests/frontends/test_%.py,fsdp local_shards sharded streaming)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
@@ -80,7 +82,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
 	$(MPITEST) --ranks 3 --limit 2400 -- -m '(mpi or law and not full) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
+	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(OF_SHARDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
 	$(MPITEST) --torchrun --ranks 3 -- -m 'mpi and $(QUICK)' tests/frontends/test_situations.py
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'mpi and not slow and not nightly' tests/frontends/test_streaming.py \
