@@ -12,7 +12,7 @@ LAW_RANKS ?= 1,2,4,5,7,8,16
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
 CI_LAW_RANKS ?= $(word $(shell echo $$((0x$(COMMIT) % 6 + 1))),2 4 5 7 8 16)
 # World size of the tests under mpirun in `make test`.
-RANKS ?= 2
+RANKS ?= 3
 # The tests of `make test`, and the subset under mpirun.
 QUICK = not full and not nightly
 OTHERS = mpi and not slow and $(QUICK)
@@ -33,9 +33,11 @@ SOURCES := $(filter-out tools/mpitest.py tools/release.py tools/demo%,$(wildcard
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp local_shards optimizer scripts sharded situations \
-               streaming)
-# Four ranks are the fewest with replicas of shards.
+# Their tests under mpirun in `make test`: the transports and a file of each front end. Those of the rest in CI.
+CORE = $(sort $(wildcard tests/transport/test_*.py)) $(patsubst %,tests/frontends/test_%.py,optimizer ddp fsdp rounds)
+REST = $(filter-out $(CORE),$(UNDER_MPIRUN))
+# Files that are run at a second world size: 1 and 2, and the fewest with replicas of shards.
+OF_ANY = $(patsubst %,tests/frontends/test_%.py,arrays ddp fsdp local_sgd optimizer scripts)
 OF_SHARDS = $(patsubst %,tests/frontends/test_%.py,fsdp local_shards sharded streaming)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
@@ -80,19 +82,22 @@ test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 t
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
-	$(MPITEST) --ranks 3 --limit 2400 -- -m '(mpi or law and not full) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
-	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(OF_SHARDS) tests/transport
-	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
-	$(MPITEST) --torchrun --ranks 3 -- -m 'mpi and $(QUICK)' tests/frontends/test_situations.py
-	$(MPITEST) --torchrun --ranks 1 4 -- -m 'mpi and not slow and not nightly' tests/frontends/test_streaming.py \
+	$(MPITEST) --ranks 3 -- -m 'mpi and not nightly' $(REST)
+	$(MPITEST) --ranks 3 -- -m 'law and $(QUICK)' tests/collectives/test_laws.py
+	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
+	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(OF_SHARDS)
+	$(MPITEST) --torchrun --ranks 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
+	$(MPITEST) --torchrun --ranks 4 -- -m '$(OTHERS)' tests/frontends/test_streaming.py \
 	  tests/frontends/test_local_shards.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
-	$(MPITEST) --ranks 3 -- -m 'law and full' $(LAWS)
+	$(MPITEST) --ranks 3 --limit 7200 -- -m 'law' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
+	$(MPITEST) --ranks 1 2 4 --limit 7200 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
+	$(MPITEST) --torchrun --ranks 1 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py \
+	  $(patsubst %,tests/frontends/test_%.py,ddp situations streaming local_shards)
 	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)
 
 lint: $(TOOLS)  ## check style
@@ -110,11 +115,9 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 	  -k 'test_base or test_nodes or nothing_is_lost' tests/transport/test_base.py tests/transport/test_nodes.py \
 	  tests/collectives/test_laws.py
 
-test-mpi: $(TOOLS)  ## run the tests under mpirun, DDP and local steps under torchrun, the transports at 3 ranks
-	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
-	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) \
-	  tests/frontends/test_ddp.py tests/frontends/test_streaming.py
-	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(FRONT_ENDS)
+test-mpi: $(TOOLS)  ## run transports and front ends at 3 ranks under mpirun, transports and DDP under torchrun
+	$(MPITEST) --ranks $(RANKS) -- -m '(mpi or law) and not slow and $(QUICK)' $(CORE)
+	$(MPITEST) --torchrun --ranks $(RANKS) -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 
 cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)
 cuda-tests:  ## GPU: compare bits with the CPU's, with 1, 2 and 3 ranks that share the GPU, and with all GPUs

@@ -76,22 +76,20 @@ _FAMILIES = (
         (-9, -1),
         "right",
         {
-            "fashion-mnist/powersgd-4-nesterov": ((-9, 4), "right"),
+            "fashion-mnist/powersgd-4-nesterov": ((-4, 28), "center"),
             "fashion-mnist/powersgd-8-nesterov": ((9, -2), "left"),
         },
     ),
     _Family(
         "C3",
-        {recommended_name(percent): f"recommended {percent:g} %" for percent in (1, 0.5, 0.3, 0.2, 0.1)},
-        (-8, 6),
-        "right",
-        {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)}
-        | {
-            "fashion-mnist/recommended": ((-8, 12), "center"),
-            "fashion-mnist/recommended-0.5%": ((-8, 13), "right"),
-            "fashion-mnist/recommended-0.3%": ((6, -24), "left"),
-            "fashion-mnist/recommended-0.2%": ((0, -24), "center"),
-            "stdlib/recommended-0.5%": ((-9, -4), "right"),
+        {"recommended": "recommended 1 %"}
+        | {recommended_name(percent): f"{percent:g} %" for percent in (0.5, 0.3, 0.2, 0.1)},
+        (0, -22),
+        "center",
+        {
+            "recommended": ((-8, 10), "right"),
+            "fashion-mnist/recommended-0.3%": ((-4, 10), "right"),
+            "stdlib/recommended-0.2%": ((10, -8), "left"),
         },
         width=2.5,
     ),

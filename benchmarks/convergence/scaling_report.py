@@ -159,15 +159,15 @@ def plot(results: dict[int, Results], path: Path) -> None:
 
     A line for each number of ranks, a marker for each contender, a panel for each optimizer. Bars are standard errors.
     """
-    figure = Figure(figsize=(10, 5.4), layout="constrained")
+    figure, drawn = Figure(figsize=(10, 5.4), layout="constrained"), set[str]()  # markers
     for axes, optimizer in zip(figure.subplots(1, 2), _OPTIMIZERS, strict=True):
         for ranks, found in results.items():
-            _draw(axes, found, optimizer, ranks)
+            drawn |= _draw(axes, found, optimizer, ranks)
         _scale(axes)
         axes.set(title=f"Language model, {optimizer}", xlabel="bytes that a rank sends, relative to dense")
         axes.set_ylabel(f"perplexity behind dense{', Nesterov momentum' if optimizer == 'SGD' else ''}")
     marks: list[tuple[str, dict[str, Any]]]
-    marks = [(shown.name, {"marker": shown.marker}) for shown in contenders("SGD").values()]
+    marks = [(name, {"marker": marker}) for name, marker in contenders("SGD").values() if marker in drawn]
     if any(found.diverged(STDLIB, record["run"]) for found in results.values() for record in found.records):
         marks.append(("at the top: diverged", {"marker": "o", "fillstyle": "none"}))
     handles = [Line2D([], [], color=_COLOURS[ranks], linewidth=2, label=f"{ranks} ranks") for ranks in results]
@@ -189,13 +189,18 @@ def _scale(axes: Axes) -> None:
     axes.grid(alpha=0.25)
 
 
-def _draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> None:
-    """Draw the contenders on a number of ranks; those of which a seed diverged are hollow, at the upper edge."""
-    line = []
+def _draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> set[str]:
+    """Draw the contenders on a number of ranks, those of which a seed diverged hollow, at the upper edge.
+
+    Returns:
+        Their markers.
+    """
+    line, drawn = [], set()
     for name, shown in contenders(optimizer).items():
         found = row(results, STDLIB, name, ranks)
         if found is None or math.isnan(found.share + found.behind.middle):
             continue
+        drawn.add(shown.marker)
         style: dict[str, Any] = {"color": _COLOURS[ranks], "marker": shown.marker, "markersize": 8}
         if math.isinf(found.behind.middle):
             axes.plot(found.share, 0.96, linestyle="", fillstyle="none", transform=axes.get_xaxis_transform(), **style)
@@ -206,3 +211,4 @@ def _draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> None:
             line.append((found.share, found.behind.middle))
     if line:
         axes.plot(*zip(*sorted(line), strict=True), color=_COLOURS[ranks], linewidth=1.2, alpha=0.6, zorder=1)
+    return drawn

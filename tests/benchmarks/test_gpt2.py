@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from benchmarks.gpt2.text import BYTES, Text
 from benchmarks.gpt2.training import CHECKPOINT, RECORDS, Data, Settings, Training
 
 pytestmark = pytest.mark.full
+nightly = partial(pytest.param, marks=pytest.mark.nightly)
 
 RECOMMENDED, POWERSGD = "recommended:density=0.05", "powersgd:rank=2"
 WORDS = ["residual", "momentum", "bucket", "gradient", "rank", "sparse", "density"]
@@ -58,7 +60,7 @@ def trained(folder: Path, exchange: str, **changes: object) -> list[torch.Tensor
     return list(checkpoint(folder)["model"].values())
 
 
-@pytest.mark.parametrize("exchange", ["dense", "none", RECOMMENDED, "recommended:density=0.01", POWERSGD])
+@pytest.mark.parametrize("exchange", [RECOMMENDED, *(nightly(one) for one in ("dense", "none", POWERSGD))])
 def test_every_exchange_trains(tmp_path, exchange):
     trained(tmp_path / "run", exchange, steps=60)
     first, *_, last = records(tmp_path / "run")
@@ -87,7 +89,7 @@ class KilledError(Exception):
     """The process was killed, as far as the training notices."""
 
 
-@pytest.mark.parametrize("exchange", ["dense", RECOMMENDED, POWERSGD])
+@pytest.mark.parametrize("exchange", [RECOMMENDED, nightly("dense"), nightly(POWERSGD)])
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, exchange):
     """One piece ends as its time is over, between two evaluations, the next one without a checkpoint."""
     trained(tmp_path / "whole", exchange)

@@ -15,7 +15,7 @@ from horovod_sparse.control.lifecycle import Lifecycle
 from horovod_sparse.transport.mpi import MPITransport
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
-FULL = pytest.mark.full
+FULL, NIGHTLY = pytest.mark.full, pytest.mark.nightly
 LEFT = "rank 1 of 3 has left the program or ended communication"
 
 FINALIZE = """
@@ -112,7 +112,7 @@ def test_reports_name_the_outermost_call_and_learn_its_ranks_from_inner_ones():
 
 # While nothing is under way, while buckets are, and in the thread that exchanges them.
 @pytest.mark.parametrize(
-    "stage", [pytest.param("forward", marks=FULL), pytest.param("backward", marks=FULL), "exchange"]
+    "stage", [pytest.param("forward", marks=NIGHTLY), pytest.param("backward", marks=FULL), "exchange"]
 )
 def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage, training_server):
     result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3, server=training_server)
@@ -123,7 +123,8 @@ def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage, training_serve
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param("exit in forward", marks=FULL), pytest.param("exit in backward", marks=FULL), "fewer steps"]
+    "stage",
+    [pytest.param("exit in forward", marks=NIGHTLY), pytest.param("exit in backward", marks=FULL), "fewer steps"],
 )
 def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage, training_server):
     # Which of the two it is depends on whether a rank waits for a bucket already when Horovod is shut down.
@@ -134,9 +135,15 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage, training_ser
     assert result.stdout.count("trained") <= 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("torchrun", [None, ()], ids=["mpirun", "torchrun"])
-@pytest.mark.parametrize("delay", ["0", "1"])
+@pytest.mark.parametrize(
+    ("torchrun", "delay"),
+    [
+        pytest.param(None, "0", marks=FULL, id="mpirun-0"),
+        pytest.param((), "1", marks=FULL, id="torchrun-1"),
+        pytest.param(None, "1", marks=NIGHTLY, id="mpirun-1"),
+        pytest.param((), "0", marks=NIGHTLY, id="torchrun-0"),
+    ],
+)
 def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason(torchrun, delay):
     result = launch.python(str(PROGRAMS / "local_steps.py"), delay, ranks=3, torchrun=torchrun)
     assert result.returncode == 1, result.stderr
@@ -154,19 +161,20 @@ SHUT_DOWN = [*IN_STEP, "cannot communicate: Horovod has been shut down, here or 
 
 
 # With mpi4py it is this that starts and ends MPI, else Horovod; tests of the watch do without both.
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
     [
-        (["shutdown", "step"], SHUT_DOWN),
-        (["shutdown", "step", "mpi4py"], SHUT_DOWN),
-        (["shutdown", "preempted"], [f"{LEFT}, but preempted() waits for it"]),
-        (["shutdown", "construction"], [LEFT, "Horovod has been shut down"]),
-        (["finalize", "step"], IN_STEP),
-        (["finalize", "step", "mpi4py"], IN_STEP),
-        (["thread", "step"], ["rank 1: ends all ranks because of the KeyError above, in thread reader"]),
+        pytest.param(arguments.split(), reasons, marks=mark, id=arguments)
+        for arguments, reasons, mark in (
+            ("shutdown step", SHUT_DOWN, FULL),
+            ("shutdown step mpi4py", SHUT_DOWN, NIGHTLY),
+            ("shutdown preempted", [f"{LEFT}, but preempted() waits for it"], NIGHTLY),
+            ("shutdown construction", [LEFT, "Horovod has been shut down"], NIGHTLY),
+            ("finalize step", IN_STEP, NIGHTLY),
+            ("finalize step mpi4py", IN_STEP, FULL),
+            ("thread step", ["rank 1: ends all ranks because of the KeyError above, in thread reader"], FULL),
+        )
     ],
-    ids=lambda one: " ".join(one)[:30],
 )
 def test_a_rank_that_shuts_down_or_loses_a_thread_ends_the_job_with_its_name(arguments, reasons):
     result = launch.python(str(PROGRAMS / "leave.py"), *arguments, ranks=3, limit=90)
@@ -191,9 +199,9 @@ def leave(training_server):
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        pytest.param("save", "Checkpoints.save() or load()", marks=FULL),
+        pytest.param("save", "Checkpoints.save() or load()", marks=NIGHTLY),
         pytest.param("preempted", "preempted()", marks=FULL),
-        pytest.param("construction", "DistributedOptimizer()", marks=FULL),
+        pytest.param("construction", "DistributedOptimizer()", marks=NIGHTLY),
         ("bucket", "bucket 0 of step 1 of optimizer 2"),
         pytest.param("horovod", "an operation of Horovod", marks=FULL),
     ],
@@ -220,7 +228,7 @@ def test_a_rank_that_exits_completes_what_the_others_wait_for(leave, what):
     [
         ("SystemExit", r"leaves the program; SystemExit interrupted step\(\) while bucket 0 was in exchange"),
         pytest.param("TimeoutError", "ends all ranks because of the TimeoutError above", marks=FULL),
-        pytest.param("KeyboardInterrupt", "ends all ranks because of the KeyboardInterrupt above", marks=FULL),
+        pytest.param("KeyboardInterrupt", "ends all ranks because of the KeyboardInterrupt above", marks=NIGHTLY),
         pytest.param(
             "caught",
             r"TimeoutError interrupted step\(\) while .*: start again from the last",

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,9 @@ WITHOUT = (
     f"sys.path[0] = {str(TRAIN.parent)!r}; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
 )
 
+
+FULL = partial(pytest.param, marks=pytest.mark.full)
+NIGHTLY = partial(pytest.param, marks=pytest.mark.nightly)
 
 Run = subprocess.CompletedProcess[str]
 Train = Callable[..., dict[str, Any]]
@@ -123,8 +127,7 @@ def test_two_ranks_train_sparse(train: Train, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+@pytest.mark.parametrize("front_end", [FULL("horovod"), NIGHTLY("ddp")])
 def test_two_ranks_train_with_mixed_precision(front_end: str, train: Train) -> None:
     settings = ("--frontend", front_end, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5")
     (epoch,) = train(*settings, "--epochs", "1", "--warmup-epochs", "0")["epochs"]
@@ -186,8 +189,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+@pytest.mark.parametrize("front_end", [NIGHTLY("horovod"), FULL("ddp")])
 def test_a_compression_that_differs_between_ranks_ends_all_of_them(front_end: str) -> None:
     program = (
         "import os, runpy, sys; first = os.environ['OMPI_COMM_WORLD_RANK'] == '0'; "
@@ -234,9 +236,8 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
     assert run.seconds == pytest.approx(5.0)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("compression", [pytest.param("none", marks=pytest.mark.nightly), "topka:density=0.01"])
-@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+@pytest.mark.parametrize("compression", [NIGHTLY("none"), FULL("topka:density=0.01")])
+@pytest.mark.parametrize("front_end", ["horovod", NIGHTLY("ddp")])
 def test_without_overlap_the_times_add_up_and_the_result_stays(front_end: str, compression: str, train: Train) -> None:
     common = ["--frontend", front_end, "--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
     beside, after = train(*common), train(*common, "--no-overlap")
@@ -291,7 +292,7 @@ def test_both_front_ends_and_transports_end_with_the_same_bits(name: str, settin
         assert of_other == pytest.approx(losses, rel=1e-12)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(450)
 def test_dense_and_at_density_1_both_front_ends_end_alike(train: Train) -> None:
     losses = {}

@@ -33,7 +33,7 @@ OPTIONS = {
         {"momentum": 0.9, "fresh": fresh, "masking": masking} for fresh in (0.0, 0.1, 0.4) for masking in (False, True)
     ],
 }
-# Of the compressors; the others are in the full suite.
+# Of the compressors; of the others, CI takes every third case.
 QUICK = [{"saving": 0.6}, {"saving": 0.9}, {"compressor": "quantize", "bits": 4}]
 
 
@@ -129,13 +129,23 @@ def is_quick(name, options, sparsifier, kind):
     return chosen and (sparsifier, kind) in ((stationary, "stationary"), ("randomblock", "noisy"))
 
 
+def marks_of(number, *case):
+    if is_quick(*case):
+        return []
+    return pytest.mark.nightly if number % 3 else pytest.mark.full
+
+
 def cases(compressed):
     """Memory, options, sparsifier and signal; sketches with random positions only, as configurations require it."""
-    return [
-        pytest.param(*case, marks=[] if is_quick(*case) else pytest.mark.full, id="-".join(map(str, case)))
+    every_case = [
+        case
         for name, every in OPTIONS.items()
         for case in product([name], every, ["topk", "randomk", "randomblock"], ["stationary", "noisy", "mixture"])
         if name != "none" and is_compressed(name) == compressed and not (is_sketch(*case[:2]) and case[2] == "topk")
+    ]
+    return [
+        pytest.param(*case, marks=marks_of(number, *case), id="-".join(map(str, case)))
+        for number, case in enumerate(every_case)
     ]
 
 

@@ -131,7 +131,7 @@ def test_states_stay_finite_and_nothing_is_lost_with_random_numbers(transport, s
 @pytest.mark.parametrize(
     ("sparsifier", "collective"),
     [
-        pytest.param(*one, marks=pytest.mark.nightly if number % 4 else pytest.mark.full)
+        pytest.param(*one, marks=pytest.mark.nightly if number % 8 else pytest.mark.full)
         for number, one in enumerate(COMBINATIONS)
     ],
 )

@@ -34,11 +34,15 @@ OPTIONS = {
     "hierarchical": {"outer": "topka", "node_ranks": 2},
 }
 ALL = [pair for pair in itertools.product(SPARSIFIERS, COLLECTIVES) if pair[1] != "shared" or pair[0] in SHARING]
-# Every collective and every sparsifier once; all of them with each other in `make test-ci`, at one world size.
+# Every collective and every sparsifier once; at one world size all of them with each other, in CI every third.
 ONCE = [(one, other) for one, other in ALL if one == "topk" or other == ("shared" if one in SHARING else "topka")]
+REST = [pair for pair in ALL if thorough() and pair not in ONCE]
 COMBINATIONS = [
     *ONCE,
-    *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALL if thorough() and pair not in ONCE),
+    *(
+        pytest.param(*pair, marks=pytest.mark.nightly if number % 3 else pytest.mark.full)
+        for number, pair in enumerate(REST)
+    ),
 ]
 # Collectives that return nothing, something and a lot.
 COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared"), ("topk", "union")]

@@ -118,8 +118,13 @@ def test_warm_restarts_with_momentum_end_where_those_of_dense_training_do(transp
     assert everywhere(transport, 0 < sparse <= 1.2 * dense)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("spec", "momentum"), GROWTH)
+@pytest.mark.parametrize(
+    ("spec", "momentum"),
+    [
+        pytest.param(*case, marks=pytest.mark.nightly if number % 3 else pytest.mark.full)
+        for number, case in enumerate(GROWTH)
+    ],
+)
 @laws.examples(4)
 @given(schedule=SCHEDULES, seed=st.integers(0, 9))
 def test_with_momentum_the_parameters_grow_no_further_than_in_dense_training(transport, spec, momentum, schedule, seed):
