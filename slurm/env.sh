@@ -56,6 +56,11 @@ case $NETWORK in
         # Nodes often have interfaces that do not reach other nodes (docker0, virbr0). Connections through them hang.
         if [ -n "$TCP_INTERFACES" ]; then
             export OMPI_MCA_btl_tcp_if_include=$TCP_INTERFACES OMPI_MCA_oob_tcp_if_include=$TCP_INTERFACES
+            # torch's backends, which DDP uses, take names only.
+            case $TCP_INTERFACES in
+                */*) ;;
+                *) export GLOO_SOCKET_IFNAME=$TCP_INTERFACES NCCL_SOCKET_IFNAME=$TCP_INTERFACES ;;
+            esac
         fi
         ;;
     *)

@@ -32,6 +32,10 @@ from benchmarks.convergence.runs import (
 from benchmarks.convergence.summaries import SUMMARIES
 
 _NOTHING = "Not measured yet."
+_ALONE = (
+    "No published dense training has the same task, number of steps and number of ranks: train it into the same "
+    "folder, with `--runs dense` in place of `--compression`."
+)
 _PUBLISHED = records_path(Path(__file__).resolve().parents[2] / "docs" / "data")
 _NAMED, _REFERENCES = frozenset(RUNS), (DENSE, "topka")  # the latter to compare own configurations with
 # Markers of a page, around the report of a source.
@@ -123,7 +127,8 @@ def sections(results: Results, against: Sequence[str] = ()) -> dict[str, str]:
         elif source == FORMS:
             parts[source] = forms_table(results)
         else:
-            parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims)]))
+            alone = _ALONE if source == OWN and DENSE not in shown else ""
+            parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims), alone]))
     return parts
 
 

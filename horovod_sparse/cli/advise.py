@@ -34,6 +34,11 @@ _MERGE_BYTES, _CUT_BYTES, _CODE_BYTES, _CONVERT_BYTES = 125, 125, 75, 75
 _HOST_ROUND, _HOST_BANDWIDTH = 50e-6, 25e9
 _WIDTHS = {"float32": 4, "bfloat16": 2}  # bytes of a gradient
 _USUAL = 0.01  # density of the break-even point if none is given
+# What takes the place of Horovod's compressions with DDP and FSDP2.
+_HOOKS = {
+    "hvd.Compression.none": " (with DDP and FSDP2: stay dense, without a hook)",
+    "hvd.Compression.fp16": " (with DDP: torch's fp16_compress_hook)",
+}
 _GBIT = 1e9 / 8
 
 
@@ -51,7 +56,9 @@ def add_parser(subparsers: Any) -> None:
     add("--compute", type=seconds, default=0.0, metavar="TIME", help=computing)
     compared = "compare the collectives at this density, instead of the densities that `recommended` tries"
     add("--density", type=density, help=compared)
-    add("--optimizer", choices=("sgd", "adam"), default="sgd", help="adam: any but SGD and Muon (default: sgd)")
+    add(
+        "--optimizer", choices=("sgd", "adam", "adamw"), default="sgd", help="adam: any but SGD and Muon (default: sgd)"
+    )
     dtype = "of the gradients that Horovod, DDP or FSDP2 send without compression (default: float32)"
     add("--dtype", choices=tuple(_WIDTHS), default="float32", help=dtype)
     shards = "FSDP2 with replicas: ranks that hold a replica together, a multiple of --gpus-per-node (default: 1)"
@@ -79,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
         problem = f"--gpus-per-node {options.gpus_per_node} exceeds --ranks {options.ranks}, the total over all nodes"
     if options.ranks % options.shards or (options.shards > 1 and options.shards % options.gpus_per_node):
         problem = f"--shards {options.shards} must divide --ranks {options.ranks}, and be a multiple of --gpus-per-node"
+    if 1 < options.shards == options.ranks:
+        problem = f"--shards {options.shards} leaves one replica: what fully sharded models exchange is not predicted"
     if problem:
         options.parser.error(problem)
     plan = read(options)
@@ -98,7 +107,10 @@ def run(options: argparse.Namespace) -> int:
         remarks.append(verdict(plan, of, even))
         if 0 < even < math.inf:
             marked["break-even"] = even
-    print("\n".join([head(plan), "", *lines(rows, chosen, plan), "", f"Recommended: compression={best}", *remarks]))
+    hook = _HOOKS.get(best, "")
+    print(
+        "\n".join([head(plan), "", *lines(rows, chosen, plan), "", f"Recommended: compression={best}{hook}", *remarks])
+    )
     if options.json:
         found = [{**asdict(row), "exchange": row.cost.total} for row in rows]
         content = {"plan": asdict(plan), "rows": found, "chosen": chosen and chosen.compression, "recommended": best}
@@ -136,7 +148,8 @@ def read(options: argparse.Namespace) -> Plan:
     node = Node(options.gpus_per_node, inner) if nested and not alone else None
     link = inner if nested and alone else outer
     size, ranks = math.ceil(options.parameters / options.shards), options.ranks // options.shards
-    rest = (options.dense_bandwidth, options.compute, _WIDTHS[options.dtype], options.optimizer == "adam")
+    dense_bandwidth = options.dense_bandwidth and options.dense_bandwidth / sharing
+    rest = (dense_bandwidth, options.compute, _WIDTHS[options.dtype], options.optimizer != "sgd")
     return Plan(size, ranks, link, compute, node, *rest)
 
 
@@ -196,15 +209,12 @@ def about_accuracy(plan: Plan, chosen: Row | None) -> list[str]:
     """Return a line on the accuracy measured at the density that the preset chooses; none if it sends everything."""
     if chosen is None or chosen.density == 1:
         return []
-    found = accuracy.known(chosen.density, plan.ranks)
-    if not found:
+    found = accuracy.known(chosen.density, plan.ranks, "AdamW" if plan.adaptive else "SGD")
+    if found is None:
         return [f"The accuracy at a density of {chosen.density:g} was not measured."]
-    of = f"Measured at a density of {found[0].density:g}, perplexity of a small language model against dense training"
-    each = [
-        f"{one.loss:+.1%} with {one.optimizer} ({one.collective}, {one.ranks} ranks, {one.steps} steps)"
-        for one in found
-    ]
-    return [f"{of}: {'; '.join(each)}. More in docs/schedules.md."]
+    how = f"{found.optimizer}, {found.collective}, {found.ranks} ranks, {found.steps} steps"
+    of = f"Measured at a density of {found.density:g}, perplexity of a small language model against dense training"
+    return [f"{of}: {found.loss:+.1%} ({how}). More in docs/schedules.md."]
 
 
 def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:

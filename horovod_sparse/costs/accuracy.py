@@ -46,6 +46,10 @@ class Training:
 # python -m benchmarks.convergence --simulate --ranks RANKS --batch 1 --tasks stdlib --seeds SEEDS --compression
 # recommended:density=DENSITY,collective=COLLECTIVE
 TRAININGS = (
+    Training("SGD", 4, 1000, 5, "topka", 0.01, 22.90, 22.85),
+    Training("SGD", 4, 1000, 1, "oktopk", 0.01, 22.85, 22.97),
+    Training("AdamW", 4, 1000, 3, "topka", 0.01, 25.40, 24.82),
+    Training("AdamW", 4, 1000, 1, "oktopk", 0.01, 25.29, 24.86),
     Training("SGD", 16, 1000, 1, "topka", 0.01, 23.00, 22.97),
     Training("SGD", 16, 1000, 1, "topka", 0.005, 23.34, 22.97),
     Training("SGD", 16, 1000, 1, "topka", 0.002, 24.73, 22.97),
@@ -70,15 +74,15 @@ def sums(keep: float | str | None, ranks: int, adaptive: bool) -> float | None:
     return keep
 
 
-def known(density: float, ranks: int) -> list[Training]:
-    """Return the least accurate training of each optimizer on the nearest number of ranks.
+def known(density: float, ranks: int, optimizer: str) -> Training | None:
+    """Return the least accurate training with an optimizer on the nearest number of ranks; None if there is none.
 
     Args:
-        density: Density in question; the trainings have the largest measured one that does not exceed it.
+        density: Density in question; the training has the largest measured one that does not exceed it.
         ranks: World size in question.
+        optimizer: "SGD" or "AdamW".
     """
-    measured = max((one.density for one in TRAININGS if one.density <= density), default=None)
-    found = [one for one in TRAININGS if one.density == measured]
+    found = [one for one in TRAININGS if one.optimizer == optimizer and one.density <= density]
+    measured = max((one.density for one in found), default=None)
     nearest = sorted(found, key=lambda one: (max(one.ranks / ranks, ranks / one.ranks), -one.loss))
-    optimizers = dict.fromkeys(one.optimizer for one in found)
-    return [next(one for one in nearest if one.optimizer == optimizer) for optimizer in optimizers]
+    return next((one for one in nearest if one.density == measured), None)

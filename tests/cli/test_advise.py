@@ -75,20 +75,20 @@ def test_the_choice_of_the_preset_is_marked(rate, chosen, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rate", "best"),
+    ("rate", "best", "of_torch"),
     [
-        ("100Mbit", "hvs.Compression.recommended()"),
-        ("2Gbit", "hvs.Compression.recommended()"),
-        ("3Gbit", "hvd.Compression.fp16"),
-        ("40Gbit", "hvd.Compression.none"),
+        ("100Mbit", "hvs.Compression.recommended()", ""),
+        ("2Gbit", "hvs.Compression.recommended()", ""),
+        ("3Gbit", "hvd.Compression.fp16", " (with DDP: torch's fp16_compress_hook)"),
+        ("40Gbit", "hvd.Compression.none", " (with DDP and FSDP2: stay dense, without a hook)"),
     ],
 )
-def test_the_most_precise_of_what_costs_no_time_is_recommended(rate, best, capsys, tmp_path):
+def test_the_most_precise_of_what_costs_no_time_is_recommended(rate, best, of_torch, capsys, tmp_path):
     """Nothing is gained from a more compressed exchange if the backward pass hides a larger one."""
     model = ("--parameters", "25.6M", "--ranks", "4", "--compute", "500ms")
     text, content = advise(*model, "--bandwidth", rate, capsys=capsys, folder=tmp_path)
     assert content["recommended"] == best
-    assert f"Recommended: compression={best}\n" in text
+    assert f"Recommended: compression={best}{of_torch}\n" in text
 
 
 def test_gradients_in_bfloat16_take_half_as_long_without_compression_and_the_others_as_long_as_before(capsys, tmp_path):
@@ -162,9 +162,9 @@ def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--ranks", "64", "--density", "0.01"), f"Measured at a density of 0.01, .*: {LOSS} with SGD .*, 64 ranks"),
-        (("--ranks", "20", "--density", "0.01"), f"with SGD .*, 16 ranks, .*; {LOSS} with AdamW .*, 16 ranks, "),
-        (("--ranks", "20", "--density", "0.1"), f"Measured at a density of 0.01, .*: {LOSS} with SGD"),
+        (("--ranks", "64", "--density", "0.01"), f"Measured at a density of 0.01, .*: {LOSS} .SGD, .*, 64 ranks"),
+        (("--ranks", "20", "--density", "0.01", "--optimizer", "adamw"), f"{LOSS} .AdamW, .*, 16 ranks, "),
+        (("--ranks", "20", "--density", "0.1"), f"Measured at a density of 0.01, .*: {LOSS} .SGD"),
         (("--ranks", "64", "--density", "0.0005"), "The accuracy at a density of 0.0005 was not measured"),
         (("--ranks", "64", "--compute", "200ms"), "Measured at a density of"),
     ],
@@ -222,6 +222,13 @@ def test_nccl_is_priced_by_its_bus_bandwidth_and_the_rest_is_not(capsys, tmp_pat
     assert "break-even" not in nccl["bandwidths"]  # NCCL's time does not depend on the link of MPI
 
 
+def test_ranks_of_a_node_that_hold_a_replica_together_share_the_bandwidth_of_nccl(capsys, tmp_path):
+    given = ("--parameters", "1.3B", "--ranks", "32", "--shards", "8", "--gpus-per-node", "8", "--bandwidth", "25Gbit")
+    _, content = advise(*given, "--dense-bandwidth", "2.8GB", capsys=capsys, folder=tmp_path)
+    shard = 1.3e9 / 8
+    assert rows_of(content)["none"]["exchange"] == pytest.approx(2 * 3 / 4 * 4 * shard / (2.8e9 / 8))
+
+
 def test_warns_nccl_users_if_the_preset_would_send_dense_by_mpi(capsys, tmp_path):
     computing = ("--compute", "5s", "--dense-bandwidth", "80GB")
     text, content = advise(*GPUS, *computing, capsys=capsys, folder=tmp_path)
@@ -242,6 +249,7 @@ def test_warns_nccl_users_if_the_preset_would_send_dense_by_mpi(capsys, tmp_path
         (("--dense-bandwidth", "fast"), "10Gbit or 300GB"),
         (("--gpus-per-node", "0"), "at least 1"),
         (("--gpus-per-node", "65"), "--gpus-per-node 65 exceeds --ranks 64"),
+        (("--shards", "64"), "--shards 64 leaves one replica: what fully sharded models exchange is not predicted"),
         (("--plot", "/proc/x.png"), "cannot write /proc/x.png"),
         (("--json", "/proc/x"), "cannot write /proc/x: "),
         (("--json", "/nowhere/a.json"), "/nowhere"),

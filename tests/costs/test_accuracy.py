@@ -17,19 +17,23 @@ ADAMW = Training("AdamW", 16, 1000, 1, "oktopk", 0.01, 26.0, 20.0)
 
 
 @pytest.mark.parametrize(
-    ("density", "ranks", "expected"),
+    ("density", "ranks", "optimizer", "expected"),
     [
-        (0.01, 4, [OKTOPK, ADAMW]),  # the least accurate
-        (0.01, 31, [OKTOPK, ADAMW]),
-        (0.01, 4096, [MANY, ADAMW]),  # of each optimizer
-        (1.0, 16, [OKTOPK, ADAMW]),  # a larger density is no less accurate
-        (0.009, 64, [SPARSE]),
-        (0.001, 16, []),
+        (0.01, 4, "SGD", OKTOPK),  # the least accurate
+        (0.01, 31, "SGD", OKTOPK),
+        (0.01, 4096, "SGD", MANY),
+        (0.01, 4096, "AdamW", ADAMW),
+        (1.0, 16, "SGD", OKTOPK),  # a larger density is no less accurate
+        (0.009, 64, "SGD", SPARSE),
+        (0.009, 64, "AdamW", None),
+        (0.001, 16, "SGD", None),
     ],
 )
-def test_the_least_accurate_training_on_the_nearest_number_of_ranks_is_known(monkeypatch, density, ranks, expected):
+def test_the_least_accurate_training_on_the_nearest_number_of_ranks_is_known(
+    monkeypatch, density, ranks, optimizer, expected
+):
     monkeypatch.setattr(accuracy, "TRAININGS", (SGD, OKTOPK, MANY, SPARSE, ADAMW))
-    assert known(density, ranks) == expected
+    assert known(density, ranks, optimizer) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,4 +66,5 @@ def test_the_table_of_the_documentation_has_every_training(one):
     figures = f"{one.perplexity:.2f} | {one.dense:.2f} | {one.loss:+.1%}".replace("%", " %")
     conditions = f"{one.optimizer} | {one.ranks} | {one.steps} | {one.seeds} | {collective} | {100 * one.density:g} %"
     row = f"| {conditions} | {figures} |"
-    assert row in (ROOT / "docs/schedules.md").read_text().splitlines()
+    page = (ROOT / "docs/schedules.md").read_text().replace(" †", "")  # a mark of rows without a record
+    assert row in page.splitlines()

@@ -49,6 +49,16 @@ class Loses(TopK):
         return replace(vector, values=vector.values * np.float32(0.5))
 
 
+class LosesInLaterLayers(TopK):
+    def __init__(self, context, options):
+        super().__init__(context, options)
+        self._second = [*context.layers, context.size][1]
+
+    def take(self, accumulator, k, step):
+        vector = super().take(accumulator, k, step)
+        return replace(vector, values=np.where(vector.indices < self._second, vector.values, np.float32(0)))
+
+
 class Copies(TopK):
     def take(self, accumulator, k, step):
         vector = super().take(accumulator, k, step)
@@ -145,6 +155,7 @@ class Counts(Constant):
     ("check", "rule", "law"),
     [
         (check_sparsifier, Loses, "selected entries plus the rest equal the input, in Bucket"),
+        (check_sparsifier, LosesInLaterLayers, r"the rest equal the input, in Bucket.*layers=\(0, 1, 120, 290\)"),
         (check_sparsifier, Copies, "selected entries plus the rest equal the input, in Bucket"),
         (check_sparsifier, Copies, "selected entries leave the accumulator, in Bucket"),
         (check_sparsifier, Unsorted, "positions ascend, in Bucket"),

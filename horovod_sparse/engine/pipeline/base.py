@@ -32,7 +32,8 @@ class Pipeline:
         stage: The stage in progress, or the last one; read by other threads for reports.
         counts: Counts since the last call of ``statistics``.
         factor: Factor on the totals; 1/P averages.
-        sample: Some entries of the sum that the last step has delivered; None after a dense step.
+        sample: Some entries of the sum that the last step has delivered; None after a dense step, or one with a
+            learning rate of 0.
         changed: Whether the last exchange has changed the memory.
         steps: Number of steps that the memory holds, without those that were sent dense for a gradient that was not
             finite.

@@ -233,7 +233,9 @@ class SparsePipeline(Remembering):
         self.changed = not (scales.paused or emptied)
         self._mode = step.mode
         gradient = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
-        self.sample = None if plain or gradient.indices is None else gradient.head(_SAMPLE)
+        # While the memory takes no part, its unit is not that of what was delivered.
+        whole = plain or scales.paused or gradient.indices is None
+        self.sample = None if whole else gradient.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(gradient, given.outputs)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ class Bucket:
         k: Number of entries to select.
         most: Largest magnitude of the numbers, in eighths. The larger it is, the fewer numbers are zero or equal.
         dtype: "float32" or "float64".
+        layers: First positions of the parameters, as in ``BucketContext``.
     """
 
     size: int
@@ -32,6 +33,7 @@ class Bucket:
     k: int
     most: int
     dtype: str = "float32"
+    layers: tuple[int, ...] = (0,)
 
 
 _BUCKETS = [
@@ -40,6 +42,8 @@ _BUCKETS = [
     Bucket(300, ((0, 300),), 20, 100_000),
     Bucket(300, ((0, 300),), 20, 100_000, "float64"),
     Bucket(300, ((10, 120), (200, 290)), 20, 100_000),
+    Bucket(300, ((0, 300),), 20, 100_000, layers=(0, 1, 120, 290)),
+    Bucket(300, ((120, 290),), 20, 100_000, layers=(0, 120, 290)),
     Bucket(300, (), 20, 200),
     Bucket(300, ((0, 300),), 400, 200),
     Bucket(300, ((0, 300),), 10, 0),
@@ -63,12 +67,12 @@ def check_sparsifier(transport: Any, rule: Any, **options: Any) -> None:
         AssertionError: A law is violated; raised on all ranks.
     """
 
-    def build(size: int, dtype: str) -> Any:
-        return rule(context_of(transport, size, dtype), rule.Options(**options))
+    def build(size: int, dtype: str, layers: Sequence[int] = (0,)) -> Any:
+        return rule(context_of(transport, size, dtype, layers), rule.Options(**options))
 
     for bucket in _BUCKETS:
         failures, vectors = take(
-            partial(build, bucket.size, bucket.dtype), bucket, np.random.default_rng(transport.rank)
+            partial(build, bucket.size, bucket.dtype, bucket.layers), bucket, np.random.default_rng(transport.rank)
         )
         shared = [vector for vector in vectors if vector.shared]
         positions = [digest_of(SparseVector(vector.indices, vector.values[:0], vector.size)) for vector in shared]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from horovod_sparse.kernels import to_host
 from horovod_sparse.rules import BucketContext, SparseVector
 
 
-def context_of(transport: Any, size: int, dtype: Any = np.float32) -> BucketContext:
-    """Return this rank's context for a host bucket of ``size`` elements."""
+def context_of(transport: Any, size: int, dtype: Any = np.float32, layers: Sequence[int] = (0,)) -> BucketContext:
+    """Return this rank's context for a host bucket of ``size`` elements, with layers that begin at ``layers``."""
     like = np.empty(0, dtype)
-    return BucketContext(size, like, 0, transport.rank, transport.size, transport.allreduce)
+    return BucketContext(size, like, 0, transport.rank, transport.size, transport.allreduce, layers=layers)
 
 
 def eighths(generator: np.random.Generator, size: Any, most: int = 64, dtype: Any = np.float32) -> NDArray[Any]:

@@ -197,5 +197,6 @@ def test_the_loss_scale_may_change_in_a_step_with_a_rate_of_0(transport):
         expected = run(plain, gradient.copy(), **conditions)
         total = run(scaled, gradient * np.float32(scale), loss_scale=scale, **conditions)
         assert everywhere(transport, np.array_equal(total, expected * np.float32(scale)))
+        assert everywhere(transport, (scaled.sample is None) == (rate == 0)), "its unit would not be the memory's"
         plain.commit()
         scaled.commit()
