@@ -43,7 +43,7 @@ OF_SHARDS = $(patsubst %,tests/frontends/test_%.py,fsdp local_shards sharded str
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
 # with pytest 9.2.)
-SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
+SERIAL = python -m pytest -n $(WORKERS) --dist loadfile --durations 40 --durations-min 3
 MPITEST = python tools/mpitest.py
 
 CUDA = cuda-check cuda-tests cuda-sanitize cuda-bench cuda-figure
@@ -83,7 +83,8 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and not nightly' $(REST)
-	$(MPITEST) --ranks 3 -- -m 'law and $(QUICK)' tests/collectives/test_laws.py
+	$(MPITEST) --ranks 3 -- -m '(mpi and (slow or full) or law and $(QUICK)) and not nightly' $(CORE) \
+	  tests/collectives/test_laws.py
 	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
 	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(OF_SHARDS)
 	$(MPITEST) --torchrun --ranks 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py

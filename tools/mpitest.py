@@ -27,7 +27,7 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCI
 _OVER_MPI = ("-m", "mpi4py")
 _PYTEST = (
     *("-m", "pytest", "--with-mpi", "--exitfirst", "-p", "no:cacheprovider"),
-    *("--timeout=60", "--timeout-method=thread"),
+    *("--timeout=60", "--timeout-method=thread", "--durations=20", "--durations-min=3"),
 )
 
 # Commands that are followed by the number of ranks and the program.

@@ -34,7 +34,7 @@ _SHOWN = {
     DENSE: _Shown("dense, heavy-ball momentum", "P"),
     ADAM: _Shown("dense", "*"),
     PRESET: _Shown("preset with Ok-Topk", "o"),
-    TOPKA: _Shown("preset with TopkA, limit=None", "s"),
+    TOPKA: _Shown("preset with TopkA", "s"),
     "recommended-oktopk-published": _Shown("Ok-Topk as published", "v"),
     "recommended-gtopk": _Shown("gTopk", "D"),
     "recommended-spardl": _Shown("SparDL", "X"),
