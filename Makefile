@@ -82,7 +82,7 @@ test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 t
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
-	$(MPITEST) --ranks 3 -- -m 'mpi and not nightly' $(REST)
+	$(MPITEST) --ranks 3 --limit 2400 -- -m 'mpi and not nightly' $(REST)
 	$(MPITEST) --ranks 3 -- -m '(mpi and (slow or full) or law and $(QUICK)) and not nightly' $(CORE) \
 	  tests/collectives/test_laws.py
 	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
