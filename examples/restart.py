@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
@@ -53,15 +53,20 @@ class Batches:
         self.used = state["used"]
 
 
-def connect(front_end: str, model: nn.Module, plain: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any]:
+def connect(
+    options: argparse.Namespace, model: nn.Module, plain: torch.optim.Optimizer, mesh: DeviceMesh | None
+) -> tuple[Any, Any]:
     """Return the model to call and the optimizer to step with."""
-    names = list(model.named_parameters())
-    if front_end == "horovod":
+    names, compression = list(model.named_parameters()), hvs.parse(options.compression)
+    if options.front_end == "horovod":
         return model, hvs.DistributedOptimizer(plain, named_parameters=names, compression=compression)
-    if front_end == "local":
+    if options.front_end == "local":
         return model, hvs.LocalOptimizer(plain, names, local_steps=4, compression=compression)
-    if front_end == "fsdp2":
+    if options.front_end == "fsdp2" and options.shards is None:
         hvs.fsdp.sparse_reduce_scatter(model, compression, plain)
+        return model, plain
+    if mesh is not None:
+        hvs.fsdp.sparse_all_reduce(model, mesh.get_group("replicate"), compression, plain)
         return model, plain
     replica = nn.parallel.DistributedDataParallel(model)
     replica.register_comm_hook(hvs.ddp.SparseState(compression, plain, names), hvs.ddp.sparse_hook)
@@ -70,14 +75,21 @@ def connect(front_end: str, model: nn.Module, plain: torch.optim.Optimizer, comp
 
 def train(options: argparse.Namespace, rank: int, ranks: int) -> None:
     """Train on this rank."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":  # ranks may share a GPU
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.manual_seed(0)  # the same parameters and samples on all ranks
     labels = torch.randint(CLASSES, (SAMPLES,))
     samples = torch.randn(CLASSES, INPUTS)[labels] + 4 * torch.randn(SAMPLES, INPUTS)
-    model = nn.Sequential(nn.Linear(INPUTS, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
+    samples, labels = samples.to(device), labels.to(device)
+    model = nn.Sequential(nn.Linear(INPUTS, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES)).to(device)
+    mesh = None
     if options.front_end == "fsdp2":
-        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        shards = options.shards or ranks
+        mesh = init_device_mesh(device, (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
-    replica, optimizer = connect(options.front_end, model, plain, hvs.parse(options.compression))
+    replica, optimizer = connect(options, model, plain, mesh)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     batches = Batches(SAMPLES, options.batch_size, rank, ranks)
 
@@ -112,6 +124,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step (default: %(default)s)")
     parser.add_argument("--width", type=int, default=64, help="width of the hidden layer (default: %(default)s)")
     parser.add_argument("--compression", default="topka:density=0.05")
+    parser.add_argument("--shards", type=int, help="fsdp2: ranks that share a replica (default: fully sharded)")
     options = parser.parse_args()
     if options.front_end == "horovod":
         import horovod.torch as hvd
@@ -120,7 +133,10 @@ def main() -> None:
         train(options, hvd.rank(), hvd.size())
     else:
         hvs.ddp.init_process_group()
-        train(options, distributed.get_rank(), distributed.get_world_size())
+        ranks = distributed.get_world_size()
+        if options.shards is not None and (options.shards < 1 or ranks % options.shards):
+            parser.error(f"--shards {options.shards} does not divide the {ranks} ranks")
+        train(options, distributed.get_rank(), ranks)
         distributed.destroy_process_group()
 
 

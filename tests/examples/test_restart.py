@@ -19,14 +19,14 @@ STEPS = 12
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
-def run(folder: Path, front_end: str, ranks: int, strike: str = "", steps: int = STEPS, server=None):
+def run(folder: Path, front_end: str, ranks: int, strike: str = "", steps: int = STEPS, server=None, more=()):
     """Run the example, with a rank that is killed; return its status and the trace of the last run."""
     torchrun = None if front_end == "horovod" else ()
     trace, order = folder.with_name("trace"), folder.with_name("strike")
     trace.write_text("")
     if strike:
         order.write_text(strike)
-    arguments = ("--front-end", front_end, "--folder", str(folder), "--steps", str(steps), "--every", "2")
+    arguments = ("--front-end", front_end, "--folder", str(folder), "--steps", str(steps), "--every", "2", *more)
     command = (PROGRAM, str(order), str(trace), "restart", *arguments)
     done = launch.python(*command, ranks=ranks, torchrun=torchrun, server=server, limit=200)
     assert not order.exists(), f"no rank came to the phase: {done.stderr}"
@@ -65,6 +65,28 @@ def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
     before, after = parameters(undisturbed), parameters(folder)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before if not before[name].is_meta)
+
+
+def test_replicas_of_shards_continue_with_the_same_grid(tmp_path, training_server):
+    """Killed after the first step, a training of 2 replicas of 2 shards ends like one that was not."""
+    shards = ("--shards", "2")
+    undisturbed, folder = tmp_path / "undisturbed" / "c", tmp_path / "disturbed" / "c"
+    for one, strikes in ((undisturbed, ("",)), (folder, ("first 3", ""))):
+        one.parent.mkdir()
+        for strike in strikes:
+            done, _ = run(one, "fsdp2", 4, strike, server=training_server, more=shards)
+            assert (done.returncode == 0) == (not strike), done.stderr
+    before, after = parameters(undisturbed), parameters(folder)
+    assert len({name.split()[0] for name in before if name.startswith("rank")}) == 2  # one replica
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before if not before[name].is_meta)
+
+
+def test_shards_that_do_not_divide_the_ranks_are_refused(tmp_path, training_server):
+    done, trace = run(tmp_path / "c", "fsdp2", 3, server=training_server, more=("--shards", "2"))
+    assert done.returncode != 0
+    assert "--shards 2 does not divide the 3 ranks" in done.stderr
+    assert not trace
 
 
 def test_the_loop_around_mpirun_starts_it_until_it_is_complete(tmp_path, training_server):

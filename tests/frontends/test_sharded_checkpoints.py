@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpointing import refusal
 from front_ends import SHAPES, Model
 from laws import everywhere
 from scattered import gradients, held, masses, scattered, sparse
-from sharding import first, full, shard, uneven, uneven_loss
+from sharding import exchanged, first, full, shard, uneven, uneven_loss
 from states import same
 from training import near, sgd, train
 
@@ -68,6 +69,47 @@ def test_the_state_of_another_rank_is_refused(comm, shards):
     states = comm.allgather(run.exchange.state_dict())
     with pytest.raises(ValueError, match=f"rank {rank}: the state is that of shard"):
         run.exchange.load_state_dict(states[rank - 1])
+
+
+CALLS = ("sparse_reduce_scatter", "sparse_all_reduce")
+
+
+class Either:
+    """Model and optimizer, whose gradients one of the calls exchanges; all ranks hold the model in either case."""
+
+    def __init__(self, call, shards, mesh):
+        self.call, self.mesh = call, mesh
+        self.model = shard(uneven(), shards if call == CALLS[0] else mesh["shard"])
+        self.states = {"model": self.model, "optimizer": sgd(self.model)}
+
+    def exchange(self):
+        compression = hvs.parse("topka:density=0.05,dense_below=50")
+        if self.call == CALLS[0]:
+            return scattered(self.model, compression, self.states["optimizer"])
+        return exchanged(self.model, self.mesh, compression, self.states["optimizer"])
+
+
+@pytest.mark.parametrize("saver", CALLS)
+def test_fully_sharded_models_and_replicas_do_not_load_each_others_exchange(comm, shards, mesh, folder, saver):
+    """The error names both calls; parameters and moments alone are loaded."""
+    if comm.Get_size() == 1:  # exchanges nothing
+        return
+    loader, checkpoints = CALLS[CALLS.index(saver) - 1], Checkpoints(folder)
+    saved, loaded = Either(saver, shards, mesh), Either(loader, shards, mesh)
+    exchange = saved.exchange()
+    train(saved.states["optimizer"], saved.model, comm.Get_rank(), range(2), uneven_loss)
+    checkpoints.save(2, **saved.states)
+    assert everywhere(comm, checkpoints.load(**loaded.states).step == 2)
+    assert everywhere(comm, same(full(loaded.model), full(saved.model)))
+    other, expected = loaded.exchange(), f"was saved by {saver}, but this model uses {loader}: use {saver} again, or"
+    message = refusal(comm, lambda: checkpoints.load(**loaded.states))
+    assert everywhere(comm, expected in message and f"before {loader} is called" in message)
+    for load in (other.load_state_dict, lambda state: other.merge([state])):
+        with pytest.raises(ValueError, match=expected):
+            load(exchange.state_dict())
+        with pytest.raises(ValueError, match=f"not one that {loader} has saved"):
+            load({"buckets": []})
+    comm.Barrier()
 
 
 def whole(states, model):

@@ -36,6 +36,7 @@ from horovod_sparse.frontends.fsdp.model import (
     require_held,
     require_means,
     require_replicas,
+    require_saved_by,
     units_of,
 )
 from horovod_sparse.frontends.members import transport_of
@@ -339,8 +340,10 @@ class ReplicaExchange(ExchangingGradients):
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
 
         Raises:
-            ValueError: The state belongs to another rank, model, sharding, bucket size or configuration.
+            ValueError: The state belongs to another rank, model, sharding, bucket size or configuration, or is one of
+                ``sparse_reduce_scatter``.
         """
+        require_saved_by("sparse_all_reduce", state)
         self._part.require(state)
         self._exchange.load_state_dict(state)
 
@@ -362,13 +365,14 @@ class ReplicaExchange(ExchangingGradients):
             A state for ``load_state_dict``, and notes on what was not carried over.
 
         Raises:
-            ValueError: A state is missing; or the states belong to another model, bucket size or configuration, or
-                cannot be converted to this number of shards.
+            ValueError: A state is missing; or the states belong to another model, bucket size or configuration, are
+                those of ``sparse_reduce_scatter``, or cannot be converted to this number of shards.
         """
         by_replica: dict[int, list[Mapping[str, Any]]] = {}
         for state in states:
             if self._part.saved(state):
                 return dict(state), []
+            require_saved_by("sparse_all_reduce", state)
             by_replica.setdefault(state["replica"], []).append(state)
         own = self.state_dict()
 

@@ -17,6 +17,8 @@ except ImportError as error:
 
 # FSDP's private attributes for a factor of the user's; the second one in torch 2.6.
 _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
+# Entries that only the states of these calls' exchanges have.
+_SAVERS = {"sparse_all_reduce": "replica", "sparse_reduce_scatter": "shard"}
 
 
 def parameters_of(
@@ -131,3 +133,16 @@ def require_held(units: Iterable[Any], parameters: Mapping[str, DTensor]) -> Non
             "the gradient of the new parameter is not exchanged: replace parameters before the call, or load without "
             "assign=True"
         )
+
+
+def require_saved_by(call: str, state: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the exchange that a call of the user has made, of any model, has saved a state."""
+    if _SAVERS[call] in state:
+        return
+    savers = [saver for saver, entry in _SAVERS.items() if entry in state]
+    if savers:
+        raise ValueError(
+            f"the state was saved by {savers[0]}, but this model uses {call}: use {savers[0]} again, or load model and "
+            f"optimizer before {call} is called, which drops the residuals"
+        )
+    raise ValueError(f"the state is not one that {call} has saved")

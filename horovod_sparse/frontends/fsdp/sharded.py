@@ -29,7 +29,7 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
-from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
+from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, require_saved_by, units_of
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
 from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
@@ -325,8 +325,10 @@ class ShardedExchange(ExchangingGradients):
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of the same number of ranks.
 
         Raises:
-            ValueError: The state belongs to another rank, number of ranks, model or configuration.
+            ValueError: The state belongs to another rank, number of ranks, model or configuration, or is one of
+                ``sparse_all_reduce``.
         """
+        require_saved_by(_CALL, state)
         if not self._is_own(state):
             raise ValueError(
                 f"rank {distributed.get_rank()}: the state is that of shard {state.get('shard')} of "
@@ -351,15 +353,14 @@ class ShardedExchange(ExchangingGradients):
             A state for ``load_state_dict``, and notes on what was not carried over.
 
         Raises:
-            ValueError: A state is missing; or the states belong to another model or configuration, or cannot be
-                converted to this number of ranks.
+            ValueError: A state is missing; or the states belong to another model or configuration, are those of
+                ``sparse_all_reduce``, or cannot be converted to this number of ranks.
         """
         by_rank: dict[int, Mapping[str, Any]] = {}
         for state in states:
             if self._is_own(state):
                 return dict(state), []
-            if "layout" not in state:
-                raise ValueError("the state is not one that sparse_reduce_scatter has saved")
+            require_saved_by(_CALL, state)
             by_rank[state["shard"]] = state
         own = self.state_dict()
         counts = {state["shards"] for state in by_rank.values()}
