@@ -1,5 +1,6 @@
 """Lightning, Accelerate and the Trainer with both front ends; at density 1 as with a dense exchange."""
 
+import ast
 import functools
 import json
 from pathlib import Path
@@ -46,9 +47,9 @@ def trained(tmp_path_factory):
         yield run
 
 
-def start(server, program, launcher, *arguments):
-    """Run a program on two ranks and wait for it to end."""
-    settings = {"ranks": 2, "torchrun": () if launcher else None, "limit": 200, "server": server}
+def start(server, program, launcher, *arguments, ranks=2):
+    """Run a program on two or more ranks and wait for it to end."""
+    settings = {"ranks": ranks, "torchrun": () if launcher else None, "limit": 200, "server": server}
     return launch.python(str(FOLDER / f"{program}.py"), *arguments, **settings)
 
 
@@ -56,8 +57,8 @@ def start(server, program, launcher, *arguments):
 def failed():
     """Run a program under torchrun, which fails; return its messages."""
 
-    def run(program, *arguments):
-        done = start(None, program, "torchrun", *arguments)
+    def run(program, *arguments, ranks=2):
+        done = start(None, program, "torchrun", *arguments, ranks=ranks)
         assert done.returncode != 0
         return done.stderr
 
@@ -112,18 +113,34 @@ def test_adapters_are_trained_sparse_beside_frozen_parameters(trained, program):
 
 
 @pytest.mark.full
-def test_the_trainers_residuals_resume_with_equal_bits(trained):
-    program, sparse = "trainer_ddp by torchrun", ("--lora", "--compression", "topka:density=0.1,dense_below=0")
-    uninterrupted, resumed = trained(program, *sparse), trained(program, *sparse, "--resume")
+def test_the_trainers_residuals_resume_with_equal_bits_on_the_same_number_of_ranks(trained, failed, tmp_path):
+    program = "trainer_ddp by torchrun"
+    sparse = ("--lora", "--compression", "topka:density=0.1,dense_below=0")
+    uninterrupted = trained(program, *sparse)
+    trained(program, *sparse, "--epochs", "1", "--folder", str(tmp_path))
+    errors = failed("trainer_ddp", *sparse, "--folder", str(tmp_path), "--resume", ranks=3)
+    assert all(f"rank {rank}: {tmp_path}" in errors for rank in range(3))
+    assert "hvs.checkpoint merges" in errors
+    resumed = trained(program, *sparse, "--folder", str(tmp_path), "--resume")
     assert {report["digest"] for report in resumed} == {report["digest"] for report in uninterrupted}
     assert resumed[0]["steps"] == uninterrupted[0]["steps"]
 
 
 @pytest.mark.full
-def test_an_evaluation_before_training_is_noticed_and_named(failed):
-    errors = failed("trainer_ddp", "--compression", "topka:density=0.1", "--evaluate-first")
+def test_an_evaluation_before_training_is_noticed_and_has_a_remedy(trained, failed):
+    sparse = ("--compression", "topka:density=0.1")
+    errors = failed("trainer_ddp", *sparse, "--evaluate-first")
     assert "the Trainer left the model without DDP" in errors
-    assert "another Trainer" in errors
+    assert "use_cpu=True" in errors
+    assert "eval_on_start=True" in errors
+    first, second = trained("trainer_ddp by torchrun", *sparse, "--eval-on-start")
+    assert first["digest"] == second["digest"]
+
+
+def test_the_page_shows_the_callback_of_these_tests():
+    source = (FOLDER / "trainer_ddp.py").read_text()
+    [callback] = [node for node in ast.parse(source).body if getattr(node, "name", "") == "Sparse"]
+    assert ast.get_source_segment(source, callback) in (FOLDER.parents[1] / "docs/frameworks.md").read_text()
 
 
 UNTRAINED = 0.7  # the network's loss before its first step is 0.75

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 def train(chosen: argparse.Namespace) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=chosen.accumulate)
-    assert accelerator.num_processes == dist.get_world_size()
+    assert accelerator.num_processes == dist.get_world_size(), "Accelerator needs cpu=True on CPUs"
     net = network(chosen.lora)
     optimizer = torch.optim.SGD(trained(net), lr=0.02, momentum=0.9)
     model, optimizer = accelerator.prepare(net, optimizer)

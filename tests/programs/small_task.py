@@ -33,7 +33,9 @@ def options(description: str | None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the exchanged gradient; 0: any")
     parser.add_argument("--lora", action="store_true", help="train adapters of rank 4 only")
     parser.add_argument("--evaluate-first", action="store_true", help="evaluate before training (Trainer)")
-    parser.add_argument("--resume", action="store_true", help="save after the first epoch, and resume there (Trainer)")
+    parser.add_argument("--eval-on-start", action="store_true", help="evaluate within train() (Trainer)")
+    parser.add_argument("--folder", help="save here after each epoch (Trainer)")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint of the folder (Trainer)")
     return parser.parse_args()
 
 

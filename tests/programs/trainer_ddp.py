@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_task import in_process_group, options, register, report, trained
+from small_task import in_process_group, options, report, trained
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from trainer_task import Network, arguments, samples
 from transformers import Trainer, TrainerCallback
+
+import horovod_sparse as hvs
 
 
 class ShardedTrainer(Trainer):
@@ -25,74 +26,73 @@ class ShardedTrainer(Trainer):
         return DataLoader(self.train_dataset, batch_size=8, sampler=sampler, collate_fn=self.data_collator)
 
 
-class Registering(TrainerCallback):
-    """Registers the hook when DDP has wrapped the model, saves the residuals, and orders the samples of each epoch."""
+class Sparse(TrainerCallback):
+    def __init__(self, compression):
+        self.compression, self.trainer, self.state = compression, None, None
 
-    def __init__(self, chosen: Any) -> None:
-        self.trainer: Any = None
-        self._chosen = chosen
-        self._state: Any = None
-
-    def on_train_begin(self, settings: Any, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, arguments, state, *others, **settings):
         model = self.trainer.model_wrapped
         if not isinstance(model, DistributedDataParallel):
             raise RuntimeError(
-                f"rank {dist.get_rank()}: the Trainer left the model without DDP, so that each rank would train alone, "
-                "as after evaluate() before train(): evaluate with another Trainer, of a copy of the model"
+                f"rank {dist.get_rank()}: the Trainer left the model without DDP: pass use_cpu=True on CPUs, and "
+                "eval_on_start=True instead of calling evaluate() before train()"
             )
-        self._state = register(model, self.trainer.optimizer.optimizer, self._chosen)
-        if self.resumed:
-            self._state.load_state_dict(torch.load(self._residuals(self.resumed), weights_only=True))
+        self.state = hvs.ddp.SparseState(self.compression, self.trainer.optimizer.optimizer)
+        model.register_comm_hook(self.state, hvs.ddp.sparse_hook)
+        if state.global_step:  # resumed
+            self.load(self.residuals(arguments, state))
 
-    resumed = ""  # folder of the checkpoint
+    def load(self, file):
+        if not file.exists():
+            raise RuntimeError(
+                f"rank {dist.get_rank()}: {file} is missing: resume in the same output_dir on the number of ranks that "
+                "saved it; hvs.checkpoint merges the residuals of other numbers"
+            )
+        self.state.load_state_dict(torch.load(file, weights_only=True))
 
-    def on_save(self, settings: Any, state: Any, *_: Any, **__: Any) -> None:
-        folder = Path(settings.output_dir, f"checkpoint-{state.global_step}")
-        torch.save(self._state.state_dict(), self._residuals(folder))
+    def on_save(self, arguments, state, *others, **settings):
+        torch.save(self.state.state_dict(), self.residuals(arguments, state))
+
+    @staticmethod
+    def residuals(arguments, state):
+        name = f"residuals-{dist.get_rank()}-of-{dist.get_world_size()}.pt"
+        return Path(arguments.output_dir, f"checkpoint-{state.global_step}", name)
+
+
+class Ordering(TrainerCallback):
+    """Orders the samples of each epoch."""
 
     def on_epoch_begin(self, settings: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
         train_dataloader.sampler.set_epoch(round(state.epoch))
 
-    @staticmethod
-    def _residuals(folder: str | Path) -> Path:
-        return Path(folder, f"residuals-{dist.get_rank()}.pt")
 
-
-def trainer_of(chosen: argparse.Namespace, folder: str) -> tuple[Trainer, Registering]:
-    """Returns a Trainer of a new model and its callback."""
-    model, registering = Network(chosen.lora), Registering(chosen)
+def trainer_of(chosen: argparse.Namespace, folder: str) -> Trainer:
+    """Returns a Trainer of a new model."""
+    model, callbacks = Network(chosen.lora), [Ordering()]
     optimizer = torch.optim.SGD(trained(model), lr=0.02, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    registering.trainer = ShardedTrainer(
+    if chosen.compression != "none":
+        callbacks.append(Sparse(hvs.parse(chosen.compression)))
+    trainer = ShardedTrainer(
         model,
         arguments(folder, chosen),
         train_dataset=samples(),
         eval_dataset=samples(),
         optimizers=(optimizer, schedule),
-        callbacks=[registering],
+        callbacks=callbacks,
     )
-    return registering.trainer, registering
+    callbacks[-1].trainer = trainer
+    return trainer
 
 
 def train(chosen: argparse.Namespace) -> None:
-    folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folders)
-    folder = str(folders[0])
-    trainer, registering = trainer_of(chosen, folder)
-    assert trainer.args.world_size == dist.get_world_size()
-    if chosen.evaluate_first:
-        trainer.evaluate()
-    trainer.train()
-    if chosen.resume:
-        dist.barrier()
-        checkpoint = min(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        trainer, registering = trainer_of(chosen, folder)
-        registering.resumed = str(checkpoint)
-        trainer.train(resume_from_checkpoint=str(checkpoint))
-    dist.barrier()
-    report(dist.get_rank(), trainer.model.net, trainer.state.global_step)
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as own:
+        trainer = trainer_of(chosen, chosen.folder or own)
+        assert trainer.args.world_size == dist.get_world_size()
+        if chosen.evaluate_first:
+            trainer.evaluate()
+        trainer.train(resume_from_checkpoint=chosen.resume)
+        report(dist.get_rank(), trainer.model.net, trainer.state.global_step)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def samples() -> list[dict[str, torch.Tensor]]:
 
 
 def arguments(folder: str, options: argparse.Namespace) -> TrainingArguments:
-    """What the options ask for, and nothing saved or logged."""
+    """What the options ask for, and nothing logged."""
     return TrainingArguments(
         output_dir=folder,
         use_cpu=True,
@@ -36,7 +36,8 @@ def arguments(folder: str, options: argparse.Namespace) -> TrainingArguments:
         num_train_epochs=options.epochs,
         gradient_accumulation_steps=options.accumulate,
         max_grad_norm=options.clip,
-        save_strategy="epoch" if options.resume else "no",
+        save_strategy="epoch" if options.folder else "no",
+        eval_on_start=options.eval_on_start,
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
