@@ -67,6 +67,7 @@ def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
     assert all(torch.equal(before[name], after[name]) for name in before if not before[name].is_meta)
 
 
+@pytest.mark.nightly
 def test_replicas_of_shards_continue_with_the_same_grid(tmp_path, training_server):
     """Killed after the first step, a training of 2 replicas of 2 shards ends like one that was not."""
     shards = ("--shards", "2")
