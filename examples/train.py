@@ -73,7 +73,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
     # With a private generator, iterating over the loader does not advance the global generator.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     if front_end.rank == 0 and isinstance(compression, hvs.Sparse) and args.epochs * len(loader) < 1000:  # sparse
-        few = "train.py: note: %d steps, %d of warm-up. With sparse gradients, take 1000 and more, and 100 of warm-up"
+        few = "train.py: note: %d steps, %d of warm-up: below 1000 and 100, train dense, or at a density of 10 %%"
         print(few % (args.epochs * len(loader), args.warmup_epochs * len(loader)), file=sys.stderr)
     scheduler = build_scheduler(args, optimizer, len(loader))
     recorder = Recorder(args, front_end, model, optimizer, len(loader), Watch(args) if front_end.rank == 0 else None)

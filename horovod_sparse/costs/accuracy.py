@@ -44,7 +44,7 @@ class Training:
 
 
 # python -m benchmarks.convergence --simulate --ranks RANKS --batch 1 --tasks stdlib --seeds SEEDS --compression
-# recommended:density=DENSITY,collective=COLLECTIVE
+# recommended:density=DENSITY,collective=COLLECTIVE; on 4 ranks without --batch.
 TRAININGS = (
     Training("SGD", 4, 1000, 5, "topka", 0.01, 22.90, 22.85),
     Training("SGD", 4, 1000, 1, "oktopk", 0.01, 22.85, 22.97),

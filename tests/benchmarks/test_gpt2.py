@@ -60,7 +60,9 @@ def trained(folder: Path, exchange: str, **changes: object) -> list[torch.Tensor
     return list(checkpoint(folder)["model"].values())
 
 
-@pytest.mark.parametrize("exchange", [RECOMMENDED, *(nightly(one) for one in ("dense", "none", POWERSGD))])
+@pytest.mark.parametrize(
+    "exchange", [RECOMMENDED, *map(nightly, ("dense", "none", "recommended:density=0.01", POWERSGD))]
+)
 def test_every_exchange_trains(tmp_path, exchange):
     trained(tmp_path / "run", exchange, steps=60)
     first, *_, last = records(tmp_path / "run")

@@ -234,8 +234,8 @@ class SparsePipeline(Remembering):
         self._mode = step.mode
         gradient = self.handover.gradient(reduced.total, self._momentum(step, step.number), step.mode, scales.once)
         # While the memory takes no part, its unit is not that of what was delivered.
-        whole = plain or scales.paused or gradient.indices is None
-        self.sample = None if whole else gradient.head(_SAMPLE)
+        sampled = not (plain or scales.paused or gradient.indices is None)
+        self.sample = gradient.head(_SAMPLE) if sampled else None
         if not accumulator.cleared:
             self._scatter(gradient, given.outputs)
         else:
