@@ -39,9 +39,10 @@ _SHOWN = {
     "recommended-gtopk": _Shown("gTopk", "D"),
     "recommended-spardl": _Shown("SparDL", "X"),
 }
+_JOINED = (NESTEROV, ADAM, TOPKA, f"{TOPKA}-adam", PRESET, f"{PRESET}-adam")  # by a line
 _COLOURS = {4: "C0", 16: "C1", 64: "C3"}
 _OPTIMIZERS = ("SGD", "AdamW")
-_SHARES = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # of the axis: 1/1, 1/2, ...
+_SHARES = (1, 3, 10, 30, 100, 300, 1000)  # of the axis: 1/1, 1/3, ...
 _PERCENTS = (-5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -157,7 +158,8 @@ def _with_error(interval: Interval, form: str) -> str:
 def plot(results: dict[int, Results], path: Path) -> None:
     """Draw how far the language model ends behind dense training over the bytes sent in a PNG.
 
-    A line for each number of ranks, a marker for each contender, a panel for each optimizer. Bars are standard errors.
+    A panel for each optimizer, a marker for each contender. A line for each number of ranks joins what the preset
+    chooses from. Bars are standard errors.
     """
     figure, drawn = Figure(figsize=(10, 5.4), layout="constrained"), set[str]()  # markers
     for axes, optimizer in zip(figure.subplots(1, 2), _OPTIMIZERS, strict=True):
@@ -207,7 +209,7 @@ def _draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> set[str]:
             continue
         error = found.behind.error if math.isfinite(found.behind.error) else 0.0
         axes.errorbar(found.share, found.behind.middle, error, capsize=3, elinewidth=1, **style)
-        if name != DENSE:
+        if name in _JOINED:
             line.append((found.share, found.behind.middle))
     if line:
         axes.plot(*zip(*sorted(line), strict=True), color=_COLOURS[ranks], linewidth=1.2, alpha=0.6, zorder=1)
