@@ -39,7 +39,7 @@ _SHOWN = {
     "recommended-gtopk": _Shown("gTopk", "D"),
     "recommended-spardl": _Shown("SparDL", "X"),
 }
-_JOINED = (NESTEROV, ADAM, TOPKA, f"{TOPKA}-adam", PRESET, f"{PRESET}-adam")  # by a line
+_JOINED = (NESTEROV, ADAM, TOPKA, f"{TOPKA}-adam", PRESET, f"{PRESET}-adam")  # what the preset chooses from
 _COLOURS = {4: "C0", 16: "C1", 64: "C3"}
 _OPTIMIZERS = ("SGD", "AdamW")
 _SHARES = (1, 3, 10, 30, 100, 300, 1000)  # of the axis: 1/1, 1/3, ...
@@ -164,7 +164,7 @@ def plot(results: dict[int, Results], path: Path) -> None:
     figure, drawn = Figure(figsize=(10, 5.4), layout="constrained"), set[str]()  # markers
     for axes, optimizer in zip(figure.subplots(1, 2), _OPTIMIZERS, strict=True):
         for ranks, found in results.items():
-            drawn |= _draw(axes, found, optimizer, ranks)
+            drawn |= draw(axes, found, optimizer, ranks)
         _scale(axes)
         axes.set(title=f"Language model, {optimizer}", xlabel="bytes that a rank sends, relative to dense")
         axes.set_ylabel(f"perplexity behind dense{', Nesterov momentum' if optimizer == 'SGD' else ''}")
@@ -191,7 +191,7 @@ def _scale(axes: Axes) -> None:
     axes.grid(alpha=0.25)
 
 
-def _draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> set[str]:
+def draw(axes: Axes, results: Results, optimizer: str, ranks: int) -> set[str]:
     """Draw the contenders on a number of ranks, those of which a seed diverged hollow, at the upper edge.
 
     Returns:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import launch
 import pytest
+from matplotlib.figure import Figure
 
 import horovod_sparse as hvs
 from benchmarks.convergence.report import filled
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.scaling import HEADLINE, RUNS, build_parser, jobs, main, published
-from benchmarks.convergence.scaling_report import by_ranks, tables, write
+from benchmarks.convergence.scaling_report import by_ranks, draw, tables, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +124,16 @@ def test_the_report_fills_a_page_and_draws_the_figure(tmp_path):
     text = write(asked(), records, tmp_path, [page])
     assert page.read_text() == f"begin\n<!-- begin scaling -->\n\n{text}\n\n<!-- end scaling -->\nend\n"
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_joins_dense_training_and_the_candidates_of_the_preset_only():
+    shares = {"dense-nesterov": 1, "recommended": 1 / 32, "recommended-oktopk": 1 / 117, "recommended-gtopk": 1 / 261}
+    wanted = asked("--tasks", "stdlib", "--ranks", "16", "--seeds", "1", "--runs", ",".join(shares))
+    results = by_ranks(wanted, [record(job, 20, shares[job.run.name]) for job in wanted])
+    axes = Figure().subplots()
+    draw(axes, results[16], "SGD", 16)
+    [line] = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 1]
+    assert line == pytest.approx([1 / 117, 1 / 32, 1])
 
 
 def test_a_folder_without_trainings_is_named(tmp_path, capsys):
