@@ -4,7 +4,7 @@ Contenders: Open MPI's allreduce as a ring, Horovod with float16, torch's DDP ov
 rank 4, and configurations of this package, through its pipeline. All average one square float32 matrix, with one rank
 on each node. A round starts when all ranks have their gradients and ends when the slowest rank has the average. DDP's
 rounds include the backward pass of a product, without which DDP exchanges nothing. Bytes are counted at the sockets and
-include the headers of MPI's messages.
+include the headers of MPI's messages. CPU time is that of a rank, and includes the polling of libraries that poll.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Peer:
     name: str
     rate: str
     milliseconds: list[float]  # of the slowest rank, one per round
+    cpu_milliseconds: float  # CPU time per rank and round, averaged over ranks and rounds
     megabytes: float  # sent per rank and round, averaged over ranks and rounds
 
 
@@ -86,7 +87,7 @@ def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace)
     return Peer(name, rate, **last_line(cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))))
 
 
-HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'MB sent':>10}{'ring / min':>12}"
+HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'CPU ms':>10}{'MB sent':>10}{'ring / min':>12}"
 
 
 def line(peer: Peer, peers: Sequence[Peer]) -> str:
@@ -94,7 +95,8 @@ def line(peer: Peer, peers: Sequence[Peer]) -> str:
     ring = next((min(other.milliseconds) for other in peers if other.name == "ring"), math.nan)
     least = min(peer.milliseconds)
     ratio = "" if math.isnan(ring) else f"{ring / least:.2f}"
-    return f"{peer.name:26}{least:10.1f}{median(peer.milliseconds):12.1f}{peer.megabytes:10.2f}{ratio:>12}"
+    times = f"{least:10.1f}{median(peer.milliseconds):12.1f}{peer.cpu_milliseconds:10.1f}"
+    return f"{peer.name:26}{times}{peer.megabytes:10.2f}{ratio:>12}"
 
 
 def _side(parameters: int) -> int:
@@ -184,21 +186,23 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
     }
     average = known[name]() if name in known else ours(name, gradient, comm)
     mine: list[float] = []
-    sent = 0
+    sent, cpu = 0, 0.0
     for number in range(-_WARMUP, rounds):
         gradient[...] = initial
         if number == 0:
             time.sleep(0.3)  # waits for the last acknowledgements
-            sent = -socket_bytes(DATA_NETWORK)[0]
+            sent, cpu = -socket_bytes(DATA_NETWORK)[0], 0.0
         comm.Barrier()
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), cpu - time.process_time()
         average()
+        cpu += time.process_time()
         mine.append(1e3 * (time.perf_counter() - begin))
     comm.Barrier()
     time.sleep(0.3)
     sent += socket_bytes(DATA_NETWORK)[0]
     slowest = np.max(comm.allgather(mine[_WARMUP:]), axis=0).tolist()
-    return {"milliseconds": slowest, "megabytes": float(np.mean(comm.allgather(sent))) / rounds / 1e6}
+    busy, bytes_sent = (np.mean(comm.allgather((cpu, sent)), axis=0) / rounds).tolist()
+    return {"milliseconds": slowest, "cpu_milliseconds": 1e3 * busy, "megabytes": bytes_sent / 1e6}
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ key_range = _typed.key_range
 largest = _typed.largest
 merge_sum = _typed.merge_sum
 quantize = _typed.quantize
+reaching = _typed.reaching
 round_levels = _typed.round_levels
 sample = _typed.sample
 scatter = _typed.scatter
@@ -75,14 +76,6 @@ def shifted(indices: Indices, by: int) -> Indices:
         raise ValueError(f"indices: dtype {indices.dtype} is not int32")
     found: Indices = indices + np.int32(by)
     return found
-
-
-def reaching(indices: Indices, values: Array, threshold: float) -> tuple[Indices, Array]:
-    indices, values = _typed.exclude(indices, values, np.empty(0, np.int32))  # checks, and copies
-    if not threshold >= 0:
-        raise ValueError(f"threshold must be 0 or more, not {threshold}")
-    there = np.flatnonzero(np.abs(values) >= values.dtype.type(threshold))
-    return indices[there], values[there]
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:

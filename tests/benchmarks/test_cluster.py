@@ -268,7 +268,7 @@ def test_the_other_measurements_run_on_a_separate_cluster(monkeypatch, tmp_path,
     capfd.readouterr()
     assert main(["peers", "--nodes", "2", "--rates", "none", "--parameters", "90K", "--rounds", "1"]) == 0
     rows = [row.split() for row in capfd.readouterr().out.splitlines()]
-    sent = {row[0]: float(row[3]) for row in rows if len(row) == 5 and row[0] != "min"}
+    sent = {row[0]: float(row[4]) for row in rows if len(row) == 6 and row[0] != "min"}
     assert len(sent) == 7
     assert all(megabytes > 0 for megabytes in sent.values())
     contenders = ["alone", "topka:density=0.1 / 2", "topka:density=0.1 / 2 / 2 / 1"]

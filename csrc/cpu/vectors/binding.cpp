@@ -50,23 +50,37 @@ py::tuple py_merge_sum(const py::sequence& vectors, std::int64_t size) {
                    [&](auto real) { return merge<decltype(real)>(pairs, std::size_t(size)); });
 }
 
-py::tuple py_exclude(py::handle indices, py::handle object, py::handle others) {
+// The entries of a vector that `remain(vector, indices, values)` copies; it returns their number.
+template <class Remain> py::tuple remaining(py::handle indices, py::handle object, Remain&& remain) {
   if (indices.is_none()) refuse("vector: has no indices; pass a sparse vector");
   const py::array values = as_array(object, "vector: values");
   return with_real(values, "vector: values", [&](auto real) {
     using Real = decltype(real);
     const auto vector = as_sparse<Real>(indices, values, "vector");
-    const std::int32_t* const excluded = as_indices(others, "others");
-    const std::size_t count = py::len(others);
     Output<Real> output(vector.count);
     std::size_t kept = 0;
     {
       const py::gil_scoped_release release;
       check_ascending(vector.indices, vector.count, largest_size, "vector");
-      check_ascending(excluded, count, largest_size, "others");
-      kept = exclude(vector, excluded, count, output.indices(), output.values());
+      kept = remain(vector, output.indices(), output.values());
     }
     return output.first(kept);
+  });
+}
+
+py::tuple py_exclude(py::handle indices, py::handle values, py::handle others) {
+  const std::int32_t* const excluded = as_indices(others, "others");
+  const std::size_t count = py::len(others);
+  return remaining(indices, values, [&](const auto& vector, std::int32_t* positions, auto* kept) {
+    check_ascending(excluded, count, largest_size, "others");
+    return exclude(vector, excluded, count, positions, kept);
+  });
+}
+
+py::tuple py_reaching(py::handle indices, py::handle values, double threshold) {
+  if (!(threshold >= 0)) refuse("threshold must be 0 or more, not " + std::to_string(threshold));
+  return remaining(indices, values, [&](const auto& vector, std::int32_t* positions, auto* kept) {
+    return reaching(vector, threshold, positions, kept);
   });
 }
 
@@ -192,6 +206,7 @@ void define_vectors(py::module_& m) {
   m.def("merge_sum", py_merge_sum, py::arg("vectors"), py::arg("size"));
   m.def("gathered", py_gathered, py::arg("buffer"), py::arg("positions"), py::arg("factor"));
   m.def("exclude", py_exclude, py::arg("indices"), py::arg("values"), py::arg("others"));
+  m.def("reaching", py_reaching, py::arg("indices"), py::arg("values"), py::arg("threshold"));
   m.def("count_magnitudes", py_count_magnitudes, py::arg("values"), py::arg("prefix"), py::arg("shift"),
         py::arg("bits"));
   m.def("scatter", py_scatter, py::arg("indices"), py::arg("values"), py::arg("outputs"), py::arg("scale") = 1.0,

@@ -1,5 +1,7 @@
-// exclude: marks the excluded positions, block by block, in memory that stays in the L1 cache.
+// exclude and reaching: the entries of a sparse vector that remain. exclude marks the excluded positions, block by
+// block, in memory that stays in the L1 cache.
 #include <array>
+#include <cmath>
 
 #include "vectors/vectors.hpp"
 
@@ -42,7 +44,21 @@ std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std:
   return kept;
 }
 
+template <class Real>
+std::size_t reaching(const Sparse<Real>& vector, double threshold, std::int32_t* indices, Real* values) {
+  const auto least = Real(threshold);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < vector.count; ++i) {
+    indices[kept] = vector.indices[i];
+    values[kept] = vector.values[i];
+    kept += std::abs(vector.values[i]) >= least;
+  }
+  return kept;
+}
+
 template std::size_t exclude(const Sparse<float>&, const std::int32_t*, std::size_t, std::int32_t*, float*);
 template std::size_t exclude(const Sparse<double>&, const std::int32_t*, std::size_t, std::int32_t*, double*);
+template std::size_t reaching(const Sparse<float>&, double, std::int32_t*, float*);
+template std::size_t reaching(const Sparse<double>&, double, std::int32_t*, double*);
 
 }  // namespace hvs

@@ -23,6 +23,11 @@ template <class Real>
 std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
                     Real* values);
 
+// Copies the entries whose magnitude is at least the threshold, rounded to Real; indices and values hold all entries of
+// the vector. Returns the number of entries copied.
+template <class Real>
+std::size_t reaching(const Sparse<Real>& vector, double threshold, std::int32_t* indices, Real* values);
+
 // outputs <- 0, unless they are `cleared` already, then values * scale at the vector's positions. Ignores positions
 // outside all outputs.
 template <class Real>
