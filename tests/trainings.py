@@ -68,7 +68,8 @@ def through_horovod(model: nn.Module, compression: Any, optimizer: Any, **more: 
 
 def through_ddp(model: nn.Module, compression: Any, optimizer: Any, **more: Any) -> tuple[nn.Module, Any]:
     replica = DistributedDataParallel(model, find_unused_parameters=more.pop("find_unused_parameters", False))
-    replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer, **more), hvs.ddp.sparse_hook)
+    state = hvs.ddp.SparseState(compression, optimizer, model.named_parameters(), **more)
+    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     return replica, optimizer
 
 

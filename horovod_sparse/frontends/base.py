@@ -144,8 +144,7 @@ def exchange_of(model: torch.nn.Module, optimizer: Any) -> Any:
         )
     if unknown and not found:
         raise ValueError(
-            "a SparseState without optimizer and named_parameters does not know its model yet: pass it "
-            "named_parameters, or pass exchange= here"
+            "an unpickled SparseState does not know its model yet: set its named_parameters, or pass exchange= here"
         )
     return next(iter(found), None)
 

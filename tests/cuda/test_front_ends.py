@@ -37,7 +37,8 @@ def with_ddp(comm: Any, compression: Any, device: torch.device) -> tuple[Any, Ca
     model = Given().to(device)
     replica = DistributedDataParallel(model)
     optimizer = sgd(model)
-    replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer), hvs.ddp.sparse_hook)
+    state = hvs.ddp.SparseState(compression, optimizer, model.named_parameters())
+    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     return (replica, optimizer), lambda: [p.grad.cpu().clone() for p in model.parameters()]
 
 

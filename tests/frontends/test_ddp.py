@@ -42,7 +42,7 @@ def replicate(model, compression=None, optimizer=None, state=None, **of_ddp):
     replica = DistributedDataParallel(model, **{"bucket_cap_mb": 0.001, **of_ddp})
     if compression is None and state is None:
         return replica, None
-    state = state or hvs.ddp.SparseState(compression, optimizer)
+    state = state or hvs.ddp.SparseState(compression, optimizer, model.named_parameters())
     replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     return replica, state
 
@@ -99,7 +99,7 @@ def test_a_group_added_to_one_optimizer_keeps_the_rates_of_the_others(group, com
         model = mlp()
         optimizers = [torch.optim.SGD(model[layer].parameters(), lr=rate) for layer, rate in ((0, 0.1), (2, 0.01))]
         replica = DistributedDataParallel(model)
-        replica.register_comm_hook(hvs.ddp.SparseState(SPARSE, optimizers), hvs.ddp.sparse_hook)
+        replica.register_comm_hook(hvs.ddp.SparseState(SPARSE, optimizers, named(model)), hvs.ddp.sparse_hook)
         for step in range(10):
             if added and step == 4:
                 optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 7.0})
@@ -126,8 +126,8 @@ def test_a_process_group_of_some_ranks(group, comm):
     comm.Barrier()
 
 
-def named(model, order=1, prefix="layers."):
-    return [(prefix + name, p) for name, p in list(model.named_parameters())[::order]]
+def named(model):
+    return list(model.named_parameters(prefix="layers"))
 
 
 def go_on(comm, model, state, optimizers, steps):
@@ -148,8 +148,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("compression", [SPARSE, parsed("oktopk:memory=momentum,momentum=0.9,tau_threshold=2")])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("order", [1, -1], ids=["", "reversed"])
-def test_a_pickled_state_keeps_the_names_and_continues_bitwise_identically(group, comm, kind, compression, order):
+def test_a_pickled_state_continues_bitwise_identically(group, comm, kind, compression):
     """Pickled, and copied before it is used again."""
     if compression.replaces_momentum and kind == "unknown":
         return
@@ -157,7 +156,7 @@ def test_a_pickled_state_keeps_the_names_and_continues_bitwise_identically(group
     for pickled in (False, True):
         model = mlp()
         optimizers = OPTIMIZERS[kind](model)
-        state = hvs.ddp.SparseState(compression, None if kind == "unknown" else optimizers, named(model, order))
+        state = hvs.ddp.SparseState(compression, None if kind == "unknown" else optimizers, named(model))
         go_on(comm, model, state, optimizers, range(3))
         if pickled:
             before, saved, old = state.state_dict(), snapshot(model), optimizers
@@ -168,6 +167,7 @@ def test_a_pickled_state_keeps_the_names_and_continues_bitwise_identically(group
                 optimizer.load_state_dict(other.state_dict())
             for p, value in zip(model.parameters(), saved, strict=True):
                 p.data.copy_(value)
+            state.named_parameters = named(model)
             state.optimizer = None if kind == "unknown" else optimizers
             assert everywhere(comm, same(state.state_dict(), before))
         go_on(comm, model, state, optimizers, range(3, 6))
@@ -177,44 +177,28 @@ def test_a_pickled_state_keeps_the_names_and_continues_bitwise_identically(group
     assert everywhere(comm, sorted(names) == (sorted(dict(named(model))) if comm.Get_size() > 1 else []))
 
 
-def test_a_state_that_is_pickled_before_it_is_used_keeps_the_names_of_its_optimizers(group, comm):
-    model = mlp()
-    state = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0), named(model))
-    state, model = pickle.loads(pickle.dumps(state)), mlp()  # noqa: S301 - our own
-    state.optimizer = optimizer = sgd(model, momentum=0)
-    go_on(comm, model, state, [optimizer], range(1))
-    names = {name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]}
-    assert everywhere(comm, names == (set(dict(named(model))) if comm.Get_size() > 1 else set()))
-
-
 def test_an_unpickled_state_must_be_connected_as_before(group, comm):
     if comm.Get_size() == 1:
         return
 
-    def unpickled(*arguments, **more):
-        model = mlp()
-        optimizer = sgd(model, momentum=0)
-        state = hvs.ddp.SparseState(SPARSE, *([optimizer] if arguments else []), **more)
-        go_on(comm, model, state, [optimizer], range(1))
-        return pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
-
     rank, scaler = comm.Get_rank(), torch.amp.GradScaler("cpu", init_scale=1.0)
-    fails(comm, f"rank {rank}: .*with optimizer.*: set state.optimizer", lambda: again(unpickled("optimizer")))
-    fails(comm, f"rank {rank}: .*without an optimizer.*: leave", lambda: again(unpickled(), optimizer=True))
-    scaled = unpickled("optimizer", grad_scaler=scaler)
-    fails(comm, f"rank {rank}: .*with grad_scaler.*: set state.grad", lambda: again(scaled, optimizer=True))
-    scaled.grad_scaler = scaler
-    replica = again(scaled, optimizer=True)
-    loss_of(replica, rank, 0).backward()
-    with pytest.raises(ValueError, match="grad_scaler must be set before the first backward pass"):
-        scaled.grad_scaler = None
 
+    def parts(model):
+        return {"named_parameters": named(model), "optimizer": sgd(model, momentum=0), "grad_scaler": scaler}
 
-def again(state, optimizer=False):
     model = mlp()
-    if optimizer:
-        state.optimizer = sgd(model, momentum=0)
-    return replicate(model, state=state)[0]
+    state = hvs.ddp.SparseState(SPARSE, **parts(model))
+    for step in range(2):  # pickled before it is used, and afterwards
+        state = pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
+        for missing in parts(model):
+            message = f"rank {rank}: .*with {missing}.*: set state.{missing}"
+            fails(comm, message, lambda state=state: replicate(mlp(), state=state)[0])
+            setattr(state, missing, parts(model)[missing])
+        replica, _ = replicate(model, state=state)
+        loss_of(replica, rank, step).backward()
+        for name in ("named_parameters", "grad_scaler"):
+            with pytest.raises(ValueError, match=f"{name} must be set before the first backward pass"):
+                setattr(state, name, [])
 
 
 def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
@@ -231,9 +215,23 @@ def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
             hvs.ddp.SparseState(SPARSE, None, wrong)
     rank, last = comm.Get_rank(), comm.Get_size() - 1
     if last:
-        state = hvs.ddp.SparseState(SPARSE, None, named(model) if rank < last else ())
-        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 items, rank 0 has 6"
+        state = hvs.ddp.SparseState(SPARSE, None, named(model)[: 6 if rank < last else 5])
+        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has layers.4.weight, rank 0 has"
         fails(comm, message, lambda: replicate(model, state=state)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (0, "holds no parameters: pass model.named_parameters"),
+        (5, r"lacks 1 of the parameters .* of shape \(4,\): pass the named_parameters"),
+    ],
+)
+def test_a_model_with_parameters_that_have_no_name_is_refused(group, comm, given, message):
+    if comm.Get_size() > 1 or not given:
+        model = mlp()
+        state = hvs.ddp.SparseState(SPARSE, None, named(model)[:given])
+        fails(comm, f"rank {comm.Get_rank()}: named_parameters {message}", lambda: replicate(model, state=state)[0])
 
 
 @pytest.mark.full
@@ -260,14 +258,16 @@ def fails(comm, message, make):
 def test_bad_input_is_refused_on_every_rank(group, comm):
     rank = comm.Get_rank()
     with pytest.raises(ValueError, match="stall_abort must be"):
-        hvs.ddp.SparseState(SPARSE, stall_abort=-1)
-    scaled = hvs.ddp.SparseState(SPARSE, grad_scaler=torch.amp.GradScaler("cpu"))
-    fails(comm, f"rank {rank}: a grad_scaler .*set state.optimizer", lambda: replicate(mlp(), state=scaled)[0])
+        hvs.ddp.SparseState(SPARSE, None, (), stall_abort=-1)
+    model = mlp()
+    scaled = hvs.ddp.SparseState(SPARSE, None, named(model), grad_scaler=torch.amp.GradScaler("cpu"))
+    fails(comm, f"rank {rank}: a grad_scaler .*set state.optimizer", lambda: replicate(model, state=scaled)[0])
     if comm.Get_size() > 1:
-        with pytest.raises(ValueError, match="pass SparseState the optimizer or named_parameters"):
-            hvs.ddp.SparseState(SPARSE).merge([], {"buckets": []})
-        shared = trained(comm, mlp(), SPARSE)[1]
-        fails(comm, f"rank {rank}: the state has buckets for .*its own", lambda: replicate(mlp(), state=shared)[0])
+        model = mlp()
+        shared = trained(comm, model, SPARSE)[1]
+        fails(comm, f"rank {rank}: .* lacks 6 .*give each model its own", lambda: replicate(mlp(), state=shared)[0])
+        model[0].requires_grad_(False)
+        fails(comm, f"rank {rank}: the state has buckets for .*its own", lambda: replicate(model, state=shared)[0])
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -283,8 +283,8 @@ class Wrapper(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("wrong", ["sgd", mlp(), mlp().parameters(), [sgd(mlp()), "sgd"], torch.optim.SGD, {"a": 1}])
 def test_objects_other_than_optimizers_are_refused(wrong):
-    state = hvs.ddp.SparseState(SPARSE)
-    for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
+    state = hvs.ddp.SparseState(SPARSE, None, ())
+    for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong, ()), lambda: setattr(state, "optimizer", wrong)):
         with pytest.raises(
             TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: pa"
         ):
@@ -299,8 +299,8 @@ def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
     with pytest.raises(
         TypeError, match=r"is a .*Wrapper, which wraps .*pass the wrapped optimizer, optimizer\.optimizer"
     ):
-        hvs.ddp.SparseState(compression, [Wrapper(inside)])
-    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == (inside,)
+        hvs.ddp.SparseState(compression, [Wrapper(inside)], ())
+    assert hvs.ddp.SparseState(compression, (inside,), ()).optimizers == (inside,)
 
 
 def half(model, number, *more):

@@ -46,7 +46,7 @@ def test_the_optimizer_of_a_ddp_state_stays_after_the_first_step(group, comm, sc
 
 def test_an_optimizer_cannot_be_added_to_those_of_a_state(group, comm):
     first = sgd(mlp())
-    state = hvs.ddp.SparseState(SPARSE, [first])
+    state = hvs.ddp.SparseState(SPARSE, [first], mlp().named_parameters())
     with pytest.raises(AttributeError):
         state.optimizer.append(sgd(mlp()))
     with pytest.raises(AttributeError):

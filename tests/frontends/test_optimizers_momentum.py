@@ -87,7 +87,8 @@ if hasattr(torch.optim, "Muon"):  # since torch 2.9
             optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
             replica = nn.parallel.DistributedDataParallel(model)
             if compression is not None:
-                replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer), hvs.ddp.sparse_hook)
+                state = hvs.ddp.SparseState(compression, optimizer, model.named_parameters())
+                replica.register_comm_hook(state, hvs.ddp.sparse_hook)
             results.append(train(optimizer, replica, rank, range(20)))
         assert everywhere(comm, near(*results, 0.02))
         assert agree(comm, results[1])

@@ -83,7 +83,8 @@ def test_an_optimizer_that_was_not_given_is_found_by_its_steps(comm, group, kind
         exchanged(model, mesh, COMPRESSIONS["topka"], None)
     else:
         replica = DistributedDataParallel(model)
-        replica.register_comm_hook(hvs.ddp.SparseState(COMPRESSIONS["topka"]), hvs.ddp.sparse_hook)
+        state = hvs.ddp.SparseState(COMPRESSIONS["topka"], None, model.named_parameters())
+        replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     for step in range(3):  # by hand
         replica.zero_grad()
         replica(rank, step).backward()
@@ -178,7 +179,7 @@ def test_of_two_optimizers_the_one_that_steps_applies_its_own_results(comm, grou
     for both in (False, True):
         model = Alternating(torch.float64)
         optimizers = [heavy([p]) for p in model.parameters()]
-        state = hvs.ddp.SparseState(COMPRESSIONS["recommended"], optimizers, undoable=True)
+        state = hvs.ddp.SparseState(COMPRESSIONS["recommended"], optimizers, model.named_parameters(), undoable=True)
         replica = DistributedDataParallel(model)
         replica.register_comm_hook(state, hvs.ddp.sparse_hook)
         for step in range(40):

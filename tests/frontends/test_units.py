@@ -117,7 +117,7 @@ def test_the_unit_is_compared_between_ranks_and_checked(hvd, comm):
     with pytest.raises(ValueError, match=r"residual_unit must be 'update', 'gradient' or None, not 'sum'"):
         wrap(model, residual_unit="sum")
     with pytest.raises(ValueError, match="residual_unit must be 'update'"):
-        hvs.ddp.SparseState(hvs.Compression.topka(**settings()), residual_unit="sum")
+        hvs.ddp.SparseState(hvs.Compression.topka(**settings()), None, (), residual_unit="sum")
     if comm.Get_size() > 1:
         with pytest.raises(ValueError, match=r"residual_unit differs between ranks: rank \d has"):
             wrap(model, residual_unit="gradient" if last else None)

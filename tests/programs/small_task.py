@@ -101,7 +101,7 @@ def register(model: Any, optimizer: torch.optim.Optimizer, options: argparse.Nam
     """Registers the hook and returns its state; without a compression, the exchange is DDP's own."""
     if options.compression == "none":
         return None
-    state = hvs.ddp.SparseState(compression=hvs.parse(options.compression), optimizer=optimizer)
+    state = hvs.ddp.SparseState(hvs.parse(options.compression), optimizer, model.named_parameters())
     model.register_comm_hook(state, hvs.ddp.sparse_hook)
     return state
 

@@ -37,7 +37,8 @@ class Sparse(TrainerCallback):
                 f"rank {dist.get_rank()}: the Trainer left the model without DDP: pass use_cpu=True on CPUs, and "
                 "eval_on_start=True instead of calling evaluate() before train()"
             )
-        self.state = hvs.ddp.SparseState(self.compression, self.trainer.optimizer.optimizer)
+        optimizer = self.trainer.optimizer.optimizer
+        self.state = hvs.ddp.SparseState(self.compression, optimizer, model.named_parameters())
         model.register_comm_hook(self.state, hvs.ddp.sparse_hook)
         if state.global_step:  # resumed
             self.load(self.residuals(arguments, state))

@@ -4,7 +4,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from horovod_sparse.frontends.arguments import (
     check_optimizers,
     common_facts,
     names_in,
-    names_of,
     optimizers_in,
     require_own,
     require_sparse,
@@ -36,7 +35,6 @@ from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import register_momentum_hooks
-from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
@@ -120,8 +118,8 @@ class SparseState(ExchangingGradients):
             wrapper, such as Accelerate's, pass the optimizer inside. The attribute may also be set later, before the
             first backward pass. None: residuals are kept in gradient units. Required by compressions that apply
             momentum: small parameters and the weight decay get their momentum in the optimizer's step.
-        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``. Messages and checkpoints
-            use the names.
+        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``, with all that DDP
+            exchanges. Messages and checkpoints use the names; their order is that of the parameters in buckets.
         process_group: The process group of the DDP model; None: all ranks.
         grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
         undoable: Whether exchanged gradients may be dropped, as for ``DistributedOptimizer``; needs an optimizer.
@@ -130,8 +128,9 @@ class SparseState(ExchangingGradients):
         stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
 
     Raises:
-        TypeError: The optimizer is not a torch optimizer, or is a wrapper without step hooks.
-        ValueError: An argument is out of range.
+        TypeError: The optimizer is not a torch optimizer, or is a wrapper without step hooks; or the names are not
+            pairs.
+        ValueError: An argument is out of range, or a name occurs twice.
     """
 
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -139,8 +138,8 @@ class SparseState(ExchangingGradients):
     def __init__(
         self,
         compression: Sparse,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
         process_group: distributed.ProcessGroup | None = None,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -156,8 +155,7 @@ class SparseState(ExchangingGradients):
         self.optimizer = optimizer
         self._process_group = process_group
         self._names = names_in(named_parameters)
-        self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
-        self._must_have: dict[str, bool] = {}  # whether an unpickled state needs optimizer and scaler again
+        self._had: dict[str, bool] = {}  # what an unpickled state had, and must be given again
         self._grad_scaler = grad_scaler
         self._undoable = undoable
         self._residual_unit = residual_unit
@@ -165,18 +163,26 @@ class SparseState(ExchangingGradients):
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
         self._begun = False  # whether this rank computes the backward pass in progress: a hook of a parameter has run
         self._joined = False  # whether the last exchange had none: DDP's join() took part in that of other ranks
-        # First step: parameters without a bucket so far, with their gradients.
-        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _BucketFuture]] = []
+        # DDP buckets with parameters that have no bucket here so far, and their gradients.
+        self._unplaced: list[tuple[_BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
         separate.add(self)
 
     def exchanged_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters whose gradients are exchanged; empty if they are not known yet."""
-        return super().exchanged_parameters() or self._known()
+        return super().exchanged_parameters() or self._names
 
-    def _known(self) -> list[torch.Tensor]:
-        return list(self._names) or [p for optimizer in self.optimizers for p in parameters_in(optimizer)]
+    @property
+    def named_parameters(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        """Pairs of name and parameter; must be set again on an unpickled state."""
+        return tuple((name, p) for p, name in self._names.items())
+
+    @named_parameters.setter
+    def named_parameters(self, given: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if self._exchange is not None:
+            raise ValueError("named_parameters must be set before the first backward pass: pass it to SparseState")
+        self._names = names_in(given)
 
     @property
     def process_group(self) -> distributed.ProcessGroup | None:
@@ -221,10 +227,6 @@ class SparseState(ExchangingGradients):
             warn_of_clipping(optimizer, self._exchange)
             register_momentum_hooks(optimizer, self.compression, self._exchange)
 
-    @property
-    def _param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
         if self._unchecked is not None:
@@ -268,7 +270,7 @@ class SparseState(ExchangingGradients):
         waiting = _BucketFuture(bucket.buffer(), exchange)
         pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
         if any(p not in exchange.names for p, _ in pairs):
-            self._unplaced += [(p, gradient, waiting) for p, gradient in pairs]
+            self._unplaced.append((waiting, pairs))
         else:
             waiting.submit(pairs)
         return waiting.future
@@ -277,12 +279,9 @@ class SparseState(ExchangingGradients):
         """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
-            # DDP's buckets start with the last layers, but each holds its layers in forward order.
-            in_order = list(dict.fromkeys(waiting for *_, waiting in reversed(unplaced)))
-            of_model = [p for target in in_order for p, _, waiting in unplaced if waiting is target]
-            self._add(exchange, [p for p in of_model if p not in exchange.names])
-            for target in reversed(in_order):
-                target.submit([(p, gradient) for p, gradient, waiting in unplaced if waiting is target])
+            self._add(exchange, {p for _, pairs in unplaced for p, _ in pairs if p not in exchange.names})
+            for waiting, pairs in unplaced:
+                waiting.submit(pairs)
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -290,18 +289,18 @@ class SparseState(ExchangingGradients):
                 "model does not exchange: give each model its own SparseState, with its named_parameters"
             )
 
-    def _add(self, exchange: GradientExchange, parameters: Sequence[torch.Tensor]) -> None:
-        """Create buckets for parameters; a collective call."""
-        position_of = names_of(self._param_groups)  # the names without named_parameters
-        order = {p: number for number, p in enumerate(position_of)}
-        in_order = sorted(parameters, key=lambda p: order.get(p, len(order)))
-        position_of |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in order}
-        unpickled = {p: self._names_by_position[at] for p, at in position_of.items() if at in self._names_by_position}
-        self._names = unpickled | self._names
-        self._names_by_position |= {at: self._names[p] for p, at in position_of.items() if p in self._names}
-        exchange.place({self._names.get(p, position_of[p]): p for p in in_order})
+    def _add(self, exchange: GradientExchange, parameters: Collection[torch.Tensor]) -> None:
+        """Create buckets for parameters, in the order of the names; a collective call."""
+        unnamed = [tuple(p.shape) for p in parameters if p not in self._names]
+        if unnamed:
+            raise ValueError(
+                f"rank {job().rank}: named_parameters lacks {len(unnamed)} of the parameters that DDP exchanges, such "
+                f"as one of shape {unnamed[0]}: pass the named_parameters() of the whole model, and give each model "
+                "its own SparseState"
+            )
+        exchange.place({name: p for p, name in self._names.items() if p in parameters})
         if exchange.ranks > 1:
-            for p in in_order:
+            for p in parameters:
                 p.register_hook(weak_hook(self._backward_begins))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
@@ -337,11 +336,16 @@ class SparseState(ExchangingGradients):
         self._require_given_again()
         remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
         check_optimizers(self.compression, self.optimizers, self._grad_scaler, self._undoable, remedy)
-        named = [(str(number), p) for number, group in enumerate(self._param_groups) for p in group["params"]]
+        if not self._names:
+            raise ValueError(
+                "named_parameters holds no parameters: pass model.named_parameters(), an iterator that can be used once"
+            )
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        named = [(str(number), p) for number, group in enumerate(groups) for p in group["params"]]
         facts = common_facts(
             self.compression, named, *self._stall, self._residual_unit, self.optimizers, self._undoable
         )
-        return {**facts, "named_parameters": tuple(sorted({*self._names.values(), *self._names_by_position.values()}))}
+        return {**facts, "named_parameters": tuple(sorted(self._names.values()))}
 
     def _check_optimizers(self, exchange: GradientExchange, of_model: Iterable[torch.Tensor]) -> None:
         """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
@@ -357,18 +361,14 @@ class SparseState(ExchangingGradients):
             )
 
     def _require_given_again(self) -> None:
-        """Raise ValueError if an unpickled state lacks its optimizer or scaler; positions depend on the optimizer."""
-        now, had = self._holds(), self._must_have
-        for name in had:
-            if had[name] > now[name]:
+        """Raise ValueError if an unpickled state lacks what it had."""
+        now = self._holds()
+        for name, had in self._had.items():
+            if had > now[name]:
                 raise ValueError(
                     f"the state was pickled with {name}, which a pickle leaves out: set state.{name} again before the "
                     "first backward pass"
                 )
-        if had and now["optimizer"] > had["optimizer"]:
-            raise ValueError(
-                "the state was pickled without an optimizer, which orders the parameters: leave state.optimizer unset"
-            )
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler | None:
@@ -420,24 +420,16 @@ class SparseState(ExchangingGradients):
         """Return the state that continues those of another world size, as ``Exchange.merge``; a collective call.
 
         Raises:
-            ValueError: A state belongs to another model, bucket size or configuration, or the parameters are not known.
+            ValueError: A state belongs to another model, bucket size or configuration.
         """
         self._exchange_between_steps()
         exchange = self._open()
         if not exchange.worker.keys:
-            known = self._known()
-            if not known:
-                raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
-            self._add(exchange, [p for p in known if p.requires_grad])
+            self._add(exchange, {p for p in self._names if p.requires_grad})
         return exchange.merge(states, leader)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return configuration, names and the exchange's state, without process group, optimizer and scaler.
-
-        Names are keyed by the positions of the parameters, which are the same in a model that is built in the same way.
-        """
-        positions = names_of(self._param_groups)
-        names = {positions[p]: name for p, name in self._names.items() if p in positions}
+        """Return configuration and the exchange's state, without process group, parameters, optimizer and scaler."""
         return {
             "compression": self.compression,
             "epoch": self._epoch,
@@ -445,27 +437,31 @@ class SparseState(ExchangingGradients):
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
-            "names": names | self._names_by_position,
-            "had": self._must_have if self._exchange is None and self._must_have else self._holds(),
+            "had": self._had if self._exchange is None and self._had else self._holds(),
         }
 
     def _holds(self) -> dict[str, bool]:
-        return {"optimizer": bool(self.optimizers), "grad_scaler": self._grad_scaler is not None}
+        return {
+            "named_parameters": bool(self._names),
+            "optimizer": bool(self.optimizers),
+            "grad_scaler": self._grad_scaler is not None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, in the default process group; optimizer and scaler must be set again as attributes."""
+        """Restore the state, in the default process group; parameters, optimizer and scaler must be set again."""
         timeout, abort = state["stall"]
         SparseState.__init__(
             self,
             state["compression"],
+            None,
+            (),
             undoable=state["undoable"],
             residual_unit=state["residual_unit"],
             stall_timeout=timeout,
             stall_abort=abort,
         )
         self._epoch = state["epoch"]
-        self._names_by_position = state["names"]
-        self._must_have = state["had"] if state["state"]["buckets"] else {}
+        self._had = state["had"]
         self._loaded = state["state"] if state["state"]["buckets"] else None
 
 
