@@ -106,7 +106,7 @@ def _table(results: Results, ranks: int) -> str:
         for name, shown in contenders(optimizer).items():
             found = [row(results, task, name, ranks) for task in results.tasks]
             if any(found):
-                rows[optimizer, shown.name] = [cell for one in found for cell in _cells(one)]
+                rows[optimizer, shown.name] = [cell for one in found for cell in _cells(one, name in (NESTEROV, ADAM))]
     return markdown(heads, [[*head, *cells] for head, cells in rows.items()], left=2)
 
 
@@ -139,7 +139,7 @@ def row(results: Results, task: str, name: str, ranks: int) -> Row | None:
     )
 
 
-def _cells(found: Row | None) -> list[str]:
+def _cells(found: Row | None, baseline: bool) -> list[str]:
     if found is None:
         return [""] * 4
     share = "" if math.isnan(found.share) else f"1/{1 / found.share:.1f}"
@@ -147,7 +147,7 @@ def _cells(found: Row | None) -> list[str]:
         return [f"diverged ({found.seeds - len(found.finals)} of {found.seeds})", "", "", share]
     unit = " %" if found.metric == "accuracy" else ""
     value = _with_error(Interval.of(found.finals), ".2f")
-    behind = _with_error(found.behind, "+.2f") if found.behind.seeds and found.behind.middle else ""
+    behind = _with_error(found.behind, "+.2f") if found.behind.seeds and not baseline else ""
     return [f"{value}{unit} ({found.seeds})", behind, f"{found.megabytes:,.0f}", share]
 
 

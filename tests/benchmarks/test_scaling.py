@@ -103,16 +103,16 @@ def test_tables_have_mean_error_seeds_and_bytes_for_each_number_of_ranks():
 
 
 def test_images_are_compared_in_points_and_diverged_seeds_are_reported():
-    words = [
-        "--tasks",
-        "fashion-mnist",
-        "--ranks",
-        "64",
-        "--runs",
-        "dense-adam,recommended-adam,recommended-spardl-adam",
-    ]
-    finals = {"dense-adam": 0.92, "recommended-adam": 0.915, "recommended-spardl-adam": None}
-    text = tables(by_ranks(asked(), [record(job, finals[job.run.name], 0.5) for job in asked(*words)]))
+    finals = {
+        "dense-adam": 0.92,
+        "recommended-adam": 0.915,
+        "recommended-gtopk-adam": 0.92,
+        "recommended-spardl-adam": None,
+    }
+    wanted = asked("--tasks", "fashion-mnist", "--ranks", "64", "--runs", ",".join(finals))
+    text = tables(by_ranks(asked(), [record(job, finals[job.run.name], 0.5) for job in wanted]))
+    assert "| AdamW | dense | 8.00 ± 0.00 % (3) |  |" in text
+    assert "| AdamW | gTopk | 8.00 % (1) | +0.00 |" in text
     assert "| AdamW | preset with TopkA | 8.50 ± 0.00 % (3) | +0.50 ± 0.00 |" in text
     assert "| AdamW | SparDL | diverged (1 of 1) |  |  | 1/2.0 |" in text
 
