@@ -265,7 +265,10 @@ def test_bad_input_is_refused_on_every_rank(comm, mesh):
         group = mesh.get_group("shard")
         refused(comm, ValueError, f"rank {rank}: 0.weight is sharded over ranks", model, mesh, group=group)
     exchanged(model, mesh, SPARSE, sgd(model))
-    refused(comm, ValueError, f"rank {rank}: sparse_all_reduce was called for this model before", model, mesh)
+    before = f"rank {rank}: sparse_all_reduce was called for this model before"
+    refused(comm, ValueError, before, model, mesh)
+    with pytest.raises(ValueError, match=before):
+        hvs.fsdp.sparse_reduce_scatter(model, SPARSE)
 
 
 def fails(comm, message, backward):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,38 +12,21 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.autograd import Variable
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.arguments import (
-    agree_on,
-    check_devices,
-    check_optimizers,
-    common_facts,
-    optimizers_in,
-    require_own,
-    require_sparse,
-)
-from horovod_sparse.frontends.base import ExchangingGradients, separate
-from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
+from horovod_sparse.frontends.arguments import agree_on, require_sparse
+from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.model import (
-    parameters_of,
-    require_held,
-    require_means,
-    require_replicas,
-    require_saved_by,
-    units_of,
-)
+from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice, require_eager_backward
+from horovod_sparse.frontends.fsdp.model import require_held, require_replicas, require_saved_by
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.reshard import Part, merge_replicas
 from horovod_sparse.frontends.shards import require_same_selection, shard_facts, shard_of, with_shard
 from horovod_sparse.frontends.unapplied import begin_backward
-from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -52,14 +35,8 @@ from horovod_sparse.transport.base import Transport
 # the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
 _USED, _ONE = "ranks with a gradient", 2.0**-64
 
-# Averaging the replicas would divide gradients once more, which HSDP does not.
-_MEANS = ("with HSDP, because replicas are averaged here in any case", "shards * replicas")
 
-# Exchanges by the modules of their models, which keep them alive.
-_exchanges: weakref.WeakKeyDictionary[nn.Module, ReplicaExchange] = weakref.WeakKeyDictionary()
-
-
-class ReplicaExchange(ExchangingGradients):
+class ReplicaExchange(ModelExchange):
     """Exchange of the gradients of one FSDP2 model with its replicas; made by ``sparse_all_reduce``.
 
     FSDP2 calls the hooks that are registered with ``register_post_accumulate_grad_hook`` as soon as it has reduced a
@@ -67,7 +44,9 @@ class ReplicaExchange(ExchangingGradients):
     results.
     """
 
-    _exchange: GradientExchange
+    call = "sparse_all_reduce"
+    # Averaging the replicas would divide gradients once more, which HSDP does not.
+    means = ("with HSDP, because replicas are averaged here in any case", "shards * replicas")
 
     def __init__(
         self,
@@ -81,10 +60,7 @@ class ReplicaExchange(ExchangingGradients):
         stall_timeout: float | None,
         stall_abort: float | None,
     ) -> None:
-        self._sparse = compression
-        self.optimizers = optimizers_in(optimizer)
-        self._parameters: dict[str, DTensor] = {}  # that are exchanged
-        self._frozen: dict[str, torch.Tensor] = {}
+        super().__init__(compression, optimizer)
         self._submitted: set[str] = set()  # in the backward pass in progress
         self._end_queued = False  # whether that pass will call _complete_step
         self._compared = False  # whether the replicas have compared their parameters
@@ -92,9 +68,8 @@ class ReplicaExchange(ExchangingGradients):
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
             stalls = (stall_timeout, stall_abort)
-            agree_on(transport, lambda: self._facts(model, group, grad_scaler, undoable, residual_unit, stalls))
-        _exchanges.update(dict.fromkeys(model.modules(), self))
-        separate.add(self)
+            agree_on(transport, lambda: self._facts(group, model, grad_scaler, undoable, residual_unit, stalls))
+        self._serve(model)
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
         self._exchange = GradientExchange(
@@ -118,30 +93,12 @@ class ReplicaExchange(ExchangingGradients):
             for name, p in trainable.items():
                 p.register_post_accumulate_grad_hook(weak_hook(self._reduced, name))
 
-    def _facts(
-        self,
-        model: nn.Module,
-        group: distributed.ProcessGroup,
-        grad_scaler: torch.amp.GradScaler | None,
-        undoable: bool,
-        residual_unit: str | None,
-        stall: tuple[float | None, float | None],
-    ) -> dict[str, Any]:
-        """Take the model's parameters; return the facts that must be the same on every replica, or raise ValueError."""
-        compression = self.compression
-        self._parameters, self._frozen = parameters_of(model)
-        if any(module in _exchanges for module in model.modules()):
-            raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
+    def _facts(self, group: distributed.ProcessGroup, *settings: Any) -> dict[str, Any]:
+        """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
+        facts = self._common_facts(*settings)
         require_replicas(self._parameters, group)
-        require_means(units_of(model), *_MEANS)
-        require_same_selection(self._parameters, compression.dense_below)
-        check_devices({p.device for p in self._parameters.values()})
+        require_same_selection(self._parameters, self.compression.dense_below)
         self._require_one_mesh()
-        remedy = "pass optimizer to sparse_all_reduce"
-        check_optimizers(compression, self.optimizers, grad_scaler, undoable, remedy)
-        require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
-        named = self._parameters.items()
-        facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
         return {**facts, "shard": shard_facts(self._parameters)}
 
     @property
@@ -180,26 +137,15 @@ class ReplicaExchange(ExchangingGradients):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
 
-    def _require_unchanged(self, model: nn.Module) -> None:
-        """Raise RuntimeError if the backward pass would leave a gradient to this replica, or would not average it."""
-        self._require_frozen()
-        self._exchange.require_groups()
-        units = list(units_of(model))
-        try:
-            require_means(units, *_MEANS)
-            require_held(units, self._parameters)
-        except ValueError as error:
-            raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
+    def _require_units(self, units: Iterable[Any]) -> None:
+        super()._require_units(units)
+        require_held(units, self._parameters)
 
     @eager
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
-        if in_compiled_backward():
-            raise RuntimeError(
-                f"rank {distributed.get_rank()}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
-                "torch._dynamo.config.compiled_autograd = False before torch.compile()"
-            )
+        require_eager_backward()
         if not self._submitted:
             with self._refused_together():
                 begin_backward(self._exchange)
@@ -239,11 +185,7 @@ class ReplicaExchange(ExchangingGradients):
     def _reduced(self, name: str, p: torch.Tensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
         if name in self._submitted:
-            raise RuntimeError(
-                f"rank {distributed.get_rank()}: FSDP reduced the gradient of {name} more than once in a backward "
-                "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
-                "pass that failed, start again from a checkpoint"
-            )
+            raise reduced_twice(f"the gradient of {name}")
         if not (self._end_queued or self._submitted):  # the output is of an unknown type, or a part of the model ran
             Variable._execution_engine.queue_callback(self._backward_ends)
         self._submitted.add(name)
@@ -253,11 +195,6 @@ class ReplicaExchange(ExchangingGradients):
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
         if key in self._exchange.worker:  # else this rank holds no element of the parameter
             self._exchange.worker.put(key, shard, hold)
-
-    @eager
-    def _backward_ends(self) -> None:
-        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
-        Variable._execution_engine.queue_callback(self._complete_step)
 
     @eager
     @torch.no_grad()
@@ -303,16 +240,6 @@ class ReplicaExchange(ExchangingGradients):
                 self._submit(name, shard, hold=not (p.requires_grad and shard.any()))
         return missing
 
-    def _require_frozen(self) -> None:
-        """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""
-        trained = [name for name, p in self._frozen.items() if p.requires_grad]
-        if trained:
-            raise RuntimeError(
-                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
-                "frozen when sparse_all_reduce was called: call it while all parameters to be trained require "
-                "gradients, and freeze some of them afterwards"
-            )
-
     def _require_same_start(self) -> None:
         """Raise ValueError if the replicas begin with different parameters; a collective call in the first step."""
         sums = tuple(
@@ -322,20 +249,6 @@ class ReplicaExchange(ExchangingGradients):
         with process.communicating("the first step", self._exchange.transport):
             agree(self._exchange.transport, {"sum of the bytes of a parameter before the first step": sums})
 
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
-
-        The state differs between ranks, and every rank must save its own.
-
-        Args:
-            copy: Copies an array to the host.
-
-        Returns:
-            Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
-            it.
-        """
-        return {**self._part.facts(), **self._exchange.state_dict(copy)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
 
@@ -343,13 +256,16 @@ class ReplicaExchange(ExchangingGradients):
             ValueError: The state belongs to another rank, model, sharding, bucket size or configuration, or is one of
                 ``sparse_reduce_scatter``.
         """
-        require_saved_by("sparse_all_reduce", state)
+        require_saved_by(self.call, state)
         self._part.require(state)
         self._exchange.load_state_dict(state)
 
     @property
     def _part(self) -> Part:
         return Part.of(self._exchange.transport, self._parameters)
+
+    def _place(self) -> Mapping[str, Any]:
+        return self._part.facts()
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any numbers of replicas and shards.
@@ -372,7 +288,7 @@ class ReplicaExchange(ExchangingGradients):
         for state in states:
             if self._part.saved(state):
                 return dict(state), []
-            require_saved_by("sparse_all_reduce", state)
+            require_saved_by(self.call, state)
             by_replica.setdefault(state["replica"], []).append(state)
         own = self.state_dict()
 

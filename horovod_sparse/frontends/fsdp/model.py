@@ -21,9 +21,7 @@ _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
 _SAVERS = {"sparse_all_reduce": "replica", "sparse_reduce_scatter": "shard"}
 
 
-def parameters_of(
-    model: nn.Module, call: str = "sparse_all_reduce"
-) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
+def parameters_of(model: nn.Module, call: str) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
     """Return the trainable and the frozen parameters of an FSDP2 model by name, as the forward pass gathers them.
 
     FSDP gathers and reduces the parameters of a module together, without those of the FSDP modules inside it. The

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,19 +17,11 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
-from horovod_sparse.frontends.arguments import (
-    agree_on,
-    check_devices,
-    check_optimizers,
-    common_facts,
-    optimizers_in,
-    require_own,
-    require_sparse,
-)
-from horovod_sparse.frontends.base import ExchangingGradients, separate
-from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.arguments import agree_on, require_sparse
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
-from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, require_saved_by, units_of
+from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice, require_eager_backward
+from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
 from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
@@ -38,12 +30,6 @@ from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 from horovod_sparse.frontends.units import check_unit
-from horovod_sparse.kernels import copy_to_host
-
-_CALL = "sparse_reduce_scatter"
-_MEANS = ("with FSDP's own reduce-scatter, because gradients are averaged here in any case", "ranks")
-# Exchanges by the modules of their models, which keep them alive.
-_exchanges: weakref.WeakKeyDictionary[nn.Module, ShardedExchange] = weakref.WeakKeyDictionary()
 
 
 class _Buckets(GradientExchange):
@@ -78,13 +64,16 @@ class _Buckets(GradientExchange):
         return result
 
 
-class ShardedExchange(ExchangingGradients):
+class ShardedExchange(ModelExchange):
     """Sparse reduce-scatter of the gradients of one FSDP2 model; made by ``sparse_reduce_scatter``.
 
     FSDP calls each unit's reduce-scatter as soon as the backward pass has left the unit, and then the hooks of the
     parameters whose gradients it holds. The unit returns zeros, and submits what it got when the last hook was called.
     The end of ``backward()`` waits for the results, and adds them to the gradients.
     """
+
+    call = "sparse_reduce_scatter"
+    means = ("with FSDP's own reduce-scatter, because gradients are averaged here in any case", "ranks")
 
     _exchange: _Buckets
 
@@ -99,21 +88,18 @@ class ShardedExchange(ExchangingGradients):
         stall_timeout: float | None,
         stall_abort: float | None,
     ) -> None:
-        self._sparse = compression
-        self.optimizers = optimizers_in(optimizer)
+        super().__init__(compression, optimizer)
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
         self._members: list[Member] = []
-        self._parameters: dict[str, DTensor] = {}
-        self._frozen: dict[str, torch.Tensor] = {}
         self._reduced: list[Unit] = []  # in the backward pass in progress
         self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
         self._delivered = True  # whether the last exchange has changed a gradient of this rank
-        group = require_scattered(model, _CALL).get_group()
+        group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
-        with process.communicating(f"{_CALL}()", transport):
+        with process.communicating(f"{self.call}()", transport):
             stalls = (stall_timeout, stall_abort)
             agree_on(transport, lambda: self._facts(model, grad_scaler, undoable, residual_unit, stalls))
             nodes = nodes_for(compression, transport)
@@ -121,8 +107,7 @@ class ShardedExchange(ExchangingGradients):
             sums = None if nodes is None else NodeSums(nodes, transport, world)
         self._shard, self._shards = transport.rank, transport.size
         self._owners = list(range(transport.size)) if sums is None else sums.owners
-        _exchanges.update(dict.fromkeys(model.modules(), self))
-        separate.add(self)
+        self._serve(model)
         me = weakref.proxy(self)
         self._exchange = _Buckets(
             compression,
@@ -142,67 +127,27 @@ class ShardedExchange(ExchangingGradients):
             for unit in self._units:
                 unit.attach(me, sums)
 
-    def _facts(
-        self,
-        model: nn.Module,
-        grad_scaler: torch.amp.GradScaler | None,
-        undoable: bool,
-        residual_unit: str | None,
-        stall: tuple[float | None, float | None],
-    ) -> dict[str, Any]:
+    def _facts(self, model: nn.Module, *settings: Any) -> dict[str, Any]:
         """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
-        compression = self.compression
-        require_selection(compression, _CALL)
-        self._parameters, self._frozen = parameters_of(model, _CALL)
-        if any(module in _exchanges for module in model.modules()):
-            raise ValueError(f"{_CALL} was called for this model before: call it once for each model")
-        require_means(units_of(model), *_MEANS)
-        check_devices({p.device for p in self._parameters.values()})
-        check_optimizers(compression, self.optimizers, grad_scaler, undoable, f"pass optimizer to {_CALL}")
-        require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+        require_selection(self.compression, self.call)
+        facts = self._common_facts(model, *settings)
         groups = group_numbers(self.optimizers)
-        self._units = scattered_units(model, self._parameters, groups, compression.dense_below)
-        named = self._parameters.items()
-        facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
+        self._units = scattered_units(model, self._parameters, groups, self.compression.dense_below)
         return {**facts, "unit": tuple(unit.facts for unit in self._units)}
 
     def begin_unit(self, unit: Unit) -> None:
         """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
-        rank = distributed.get_rank()
         if unit in self._reduced:
-            raise RuntimeError(
-                f"rank {rank}: FSDP reduced the gradients of {unit.name} more than once in a backward pass: a module "
-                "that several activation checkpoints run needs use_reentrant=False; after a backward pass that failed, "
-                "start again from a checkpoint"
-            )
+            raise reduced_twice(f"the gradients of {unit.name}")
         if not self._reduced:
-            if in_compiled_backward():
-                raise RuntimeError(
-                    f"rank {rank}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
-                    "torch._dynamo.config.compiled_autograd = False before torch.compile()"
-                )
-            self._require_unchanged()
+            require_eager_backward()
+            model = self._model()
+            assert model is not None
+            self._require_unchanged(model)
             self._settle_last()
             Variable._execution_engine.queue_callback(self._backward_ends)
         self._reduced.append(unit)
         self._exchange.worker.wait_for_all_but(1)
-
-    def _require_unchanged(self) -> None:
-        """Raise RuntimeError if FSDP would not average a gradient, or if one is not exchanged."""
-        self._exchange.require_groups()
-        trained = [name for name, p in self._frozen.items() if p.requires_grad]
-        if trained:
-            raise RuntimeError(
-                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
-                f"frozen when {_CALL} was called: call it while all parameters to be trained require gradients, and "
-                "freeze some of them afterwards"
-            )
-        model = self._model()
-        assert model is not None
-        try:
-            require_means(units_of(model), *_MEANS)
-        except ValueError as error:
-            raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
     def _settle_last(self) -> None:
         """Decide about the result of the last exchange if no optimizer has applied it.
@@ -261,11 +206,6 @@ class ShardedExchange(ExchangingGradients):
         self._results += [(part.p, result[part.place : part.place + part.width]) for part in own]
 
     @eager
-    def _backward_ends(self) -> None:
-        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
-        Variable._execution_engine.queue_callback(self._complete_step)
-
-    @eager
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass, and add them to the gradients."""
@@ -301,23 +241,7 @@ class ShardedExchange(ExchangingGradients):
             else:
                 self._put(unit_of[member.key], member.key, torch.empty(0, device=member.device), [])
 
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
-
-        The state differs between ranks, and every rank must save its own.
-
-        Args:
-            copy: Copies an array to the host.
-
-        Returns:
-            Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
-            it.
-        """
-        return {**self._place, **self._exchange.state_dict(copy)}
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        """Rank, number of ranks and layout that a state belongs to."""
+    def _place(self) -> Mapping[str, Any]:
         layout = layout_of(self._units)
         return {"shard": self._shard, "shards": self._shards, "owners": self._owners, "layout": layout}
 
@@ -328,7 +252,7 @@ class ShardedExchange(ExchangingGradients):
             ValueError: The state belongs to another rank, number of ranks, model or configuration, or is one of
                 ``sparse_all_reduce``.
         """
-        require_saved_by(_CALL, state)
+        require_saved_by(self.call, state)
         if not self._is_own(state):
             raise ValueError(
                 f"rank {distributed.get_rank()}: the state is that of shard {state.get('shard')} of "
@@ -338,7 +262,7 @@ class ShardedExchange(ExchangingGradients):
         self._exchange.load_state_dict(state)
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        return all(state.get(name) == fact for name, fact in self._place.items())
+        return all(state.get(name) == fact for name, fact in self._place().items())
 
     def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         """Return the state of this rank that continues those of any number of ranks.
@@ -360,7 +284,7 @@ class ShardedExchange(ExchangingGradients):
         for state in states:
             if self._is_own(state):
                 return dict(state), []
-            require_saved_by(_CALL, state)
+            require_saved_by(self.call, state)
             by_rank[state["shard"]] = state
         own = self.state_dict()
         counts = {state["shards"] for state in by_rank.values()}

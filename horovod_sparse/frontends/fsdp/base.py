@@ -1,0 +1,146 @@
+"""Common part of both exchanges of an FSDP2 model: its parameters, what they require of it, and states."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import distributed, nn
+from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.frontends.arguments import (
+    check_devices,
+    check_optimizers,
+    common_facts,
+    optimizers_in,
+    require_own,
+)
+from horovod_sparse.frontends.base import ExchangingGradients, separate
+from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.exchange import GradientExchange
+from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
+from horovod_sparse.kernels import copy_to_host
+
+# Exchanges by the modules of their models, which keep them alive.
+_exchanges: weakref.WeakKeyDictionary[nn.Module, ModelExchange] = weakref.WeakKeyDictionary()
+
+
+class ModelExchange(ExchangingGradients):
+    """Exchange of the gradients of one FSDP2 model.
+
+    Attributes:
+        call: The user's call that makes it, for messages.
+        means: Why a factor on gradients would not have its usual effect, and the number of ranks: ``require_means``.
+    """
+
+    call: ClassVar[str]
+    means: ClassVar[tuple[str, str]]
+
+    _exchange: GradientExchange
+
+    def __init__(
+        self, compression: Sparse, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    ) -> None:
+        self._sparse = compression
+        self.optimizers = optimizers_in(optimizer)
+        self._parameters: dict[str, DTensor] = {}  # that are exchanged
+        self._frozen: dict[str, torch.Tensor] = {}
+
+    def _serve(self, model: nn.Module) -> None:
+        """Let the model keep this exchange alive, and checkpoints of the model find it."""
+        _exchanges.update(dict.fromkeys(model.modules(), self))
+        separate.add(self)
+
+    def _common_facts(
+        self,
+        model: nn.Module,
+        grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
+        residual_unit: str | None,
+        stalls: tuple[float | None, float | None],
+    ) -> dict[str, Any]:
+        """Take the model's parameters; return facts that must be the same on every rank, or raise ValueError."""
+        self._parameters, self._frozen = parameters_of(model, self.call)
+        before = next((_exchanges[module].call for module in model.modules() if module in _exchanges), None)
+        if before is not None:
+            raise ValueError(f"{before} was called for this model before: make one such call for each model")
+        require_means(units_of(model), *self.means)
+        check_devices({p.device for p in self._parameters.values()})
+        remedy = f"pass optimizer to {self.call}"
+        check_optimizers(self.compression, self.optimizers, grad_scaler, undoable, remedy)
+        require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+        named = self._parameters.items()
+        return common_facts(self.compression, named, *stalls, residual_unit, self.optimizers, undoable)
+
+    def _require_unchanged(self, model: nn.Module) -> None:
+        """Raise RuntimeError if the backward pass would not average a gradient, or not exchange one."""
+        self._require_frozen()
+        self._exchange.require_groups()
+        try:
+            self._require_units(list(units_of(model)))
+        except ValueError as error:
+            raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
+
+    def _require_units(self, units: Iterable[Any]) -> None:
+        """Raise ValueError if FSDP's records of a model do not allow the exchange any more."""
+        require_means(units, *self.means)
+
+    def _require_frozen(self) -> None:
+        """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""
+        trained = [name for name, p in self._frozen.items() if p.requires_grad]
+        if trained:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
+                f"frozen when {self.call} was called: call it while all parameters to be trained require gradients, "
+                "and freeze some of them afterwards"
+            )
+
+    @eager
+    def _backward_ends(self) -> None:
+        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
+        Variable._execution_engine.queue_callback(self._complete_step)
+
+    @abstractmethod
+    def _complete_step(self) -> None:
+        """Wait for the results at the end of a backward pass."""
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
+
+        The state differs between ranks, and every rank must save its own.
+
+        Args:
+            copy: Copies an array to the host.
+
+        Returns:
+            Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
+            it.
+        """
+        return {**self._place(), **self._exchange.state_dict(copy)}
+
+    @abstractmethod
+    def _place(self) -> Mapping[str, Any]:
+        """Return the part of the model that a state of this rank belongs to."""
+
+
+def require_eager_backward() -> None:
+    """Raise RuntimeError in a compiled backward pass."""
+    if in_compiled_backward():
+        raise RuntimeError(
+            f"rank {distributed.get_rank()}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
+            "torch._dynamo.config.compiled_autograd = False before torch.compile()"
+        )
+
+
+def reduced_twice(what: str) -> RuntimeError:
+    """Return the error of gradients that FSDP has reduced before in the same backward pass."""
+    return RuntimeError(
+        f"rank {distributed.get_rank()}: FSDP reduced {what} more than once in a backward pass: a module that several "
+        "activation checkpoints run needs use_reentrant=False; after a backward pass that failed, start again from a "
+        "checkpoint"
+    )
