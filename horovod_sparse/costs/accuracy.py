@@ -54,7 +54,7 @@ TRAININGS = (
     Training("SGD", 16, 1000, 1, "topka", 0.005, 23.34, 22.97),
     Training("SGD", 16, 1000, 1, "topka", 0.002, 24.73, 22.97),
     Training("SGD", 16, 1000, 3, "oktopk", 0.01, 23.09, 22.97),
-    Training("SGD", 64, 300, 1, "topka", 0.01, 36.84, 36.43),
+    Training("SGD", 64, 300, 3, "topka", 0.01, 36.56, 36.04),
     Training("SGD", 64, 300, 3, "oktopk", 0.01, 36.77, 36.04),
     Training("SGD", 64, 1000, 1, "oktopk", 0.01, 19.03, 18.73),
     Training("AdamW", 16, 1000, 3, "oktopk", 0.01, 24.6354, 24.8048),
