@@ -215,9 +215,14 @@ def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
             hvs.ddp.SparseState(SPARSE, None, wrong)
     rank, last = comm.Get_rank(), comm.Get_size() - 1
     if last:
-        state = hvs.ddp.SparseState(SPARSE, None, named(model)[: 6 if rank < last else 5])
-        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has layers.4.weight, rank 0 has"
-        fails(comm, message, lambda: replicate(model, state=state)[0])
+        for part, difference in (
+            (slice(5), "5 items, rank 0 has 6"),
+            (slice(None, None, -1), r"layers\.4\.bias, rank 0 has layers\.0\.weight"),
+        ):
+            model = mlp()
+            state = hvs.ddp.SparseState(SPARSE, None, named(model)[part] if rank == last else named(model))
+            message = f"rank {rank}: named_parameters differs between ranks: rank {last} has {difference}"
+            fails(comm, message, lambda model=model, state=state: replicate(model, state=state)[0])
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ class SparseState(ExchangingGradients):
         facts = common_facts(
             self.compression, named, *self._stall, self._residual_unit, self.optimizers, self._undoable
         )
-        return {**facts, "named_parameters": tuple(sorted(self._names.values()))}
+        return {**facts, "named_parameters": tuple(self._names.values())}
 
     def _check_optimizers(self, exchange: GradientExchange, of_model: Iterable[torch.Tensor]) -> None:
         """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
