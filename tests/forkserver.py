@@ -62,9 +62,10 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()  # ends the server
-        self._process.wait(60)
-        self._process.stdout.close()
+        if self._process.poll() is None:
+            # Input ends the server even if a process that this one has forked since holds the pipe open, such as a
+            # worker of a DataLoader.
+            self._process.communicate(b"\n", timeout=60)
 
     def forget(self, limit: float = 60) -> list[int]:
         """Wait until the ranks of a finished job have ended, and forget them; return the process IDs that are left."""
@@ -85,7 +86,7 @@ class ForkServer:
 
 
 def serve(folder: Path) -> dict[str, Any]:
-    """Return a request, in the process forked for it. The server itself ends when its standard input closes.
+    """Return a request, in the process forked for it. The server itself ends when its standard input has data or ends.
 
     It has one thread, because threads do not survive a fork.
     """

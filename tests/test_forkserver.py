@@ -74,3 +74,12 @@ def test_no_rank_outlives_its_job_or_the_server(job, strike, passes):
     assert (process.returncode == 0) == passes
     assert server.forget() == []
     assert server.ranks == {}
+
+
+def test_the_server_ends_though_a_forked_process_holds_its_pipe(tmp_path):
+    with ForkServer(tmp_path, []):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
