@@ -94,20 +94,44 @@ _FAMILIES = (
         width=2.5,
     ),
 )
+_LOCAL_FAMILIES = (
+    _Family("black", {"dense-adam-tuned": "dense"}, (-8, 4), "right"),
+    _Family(
+        "C3",
+        {"recommended-adam-tuned": "recommended 1 %", "recommended-0.1%-adam": "recommended 0.1 %"},
+        (8, 6),
+        "left",
+    ),
+    _Family("C0", {"diloco-8": "DiLoCo, H = 8", "diloco-32": "DiLoCo, H = 32"}, (8, 6), "left"),
+    _Family("C9", {"diloco-32-streamed": "streamed"}, (8, -10), "left"),
+    _Family("C2", {"local-8-adam": "ours, H = 8", "local-32-adam": "ours, H = 32"}, (8, 6), "left"),
+    _Family("C8", {"local-32-adam-streamed": "streamed"}, (8, -10), "left"),
+    _Family("C1", {"local-32-adam-2bit": "2 bits"}, (-8, -10), "right"),
+    _Family("C4", {"sparseloco-32": "SparseLoCo, H = 32"}, (-8, 6), "right"),
+)
 # Titles of tasks that have another name in the text.
 _TITLES = {"fashion-mnist": "Images: Fashion-MNIST", "stdlib": "Language model: sources of Python's standard library"}
 
 
 def plot_overview(results: Results, task: str, path: Path) -> None:
     """Draw the metric over the bytes sent per step in a PNG; bars are standard errors over the seeds."""
+    _plot(results, task, _FAMILIES, _TITLES.get(task, task), path)
+
+
+def plot_local_steps(results: Results, path: Path) -> None:
+    """Draw the same for local steps and what exchanges in every step, with AdamW."""
+    _plot(results, STDLIB, _LOCAL_FAMILIES, "Language model, AdamW: exchanges in every step, and after H steps", path)
+
+
+def _plot(results: Results, task: str, families: Sequence[_Family], title: str, path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for family in _FAMILIES:
+    for family in families:
         runs = [run for run in family.runs if results.finals(task, run) and not results.diverged(task, run)]
         if runs:
             _draw_family(axes, results, task, family, runs)
     metric = results.of(task, results.runs(task)[0])[0]["metric"]
-    axes.set(xscale="log", xlabel="bytes that a rank sends in a step", title=_TITLES.get(task, task))
+    axes.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     if metric == "accuracy":

@@ -9,7 +9,7 @@ from statistics import mean
 
 from benchmarks import markdown
 from benchmarks.convergence.claims import CLAIMS, Claim, Verdict
-from benchmarks.convergence.figures import plot_grid, plot_overview
+from benchmarks.convergence.figures import plot_grid, plot_local_steps, plot_overview
 from benchmarks.convergence.results import Interval, Record, Results, read_records, records_path
 from benchmarks.convergence.runs import (
     BETAS,
@@ -18,6 +18,7 @@ from benchmarks.convergence.runs import (
     FORM_PERCENTS,
     FORMS,
     FRESH,
+    LOCAL_TUNED,
     OWN,
     PARTIAL,
     RANKS,
@@ -71,6 +72,8 @@ def report(folder: Path, pages: Sequence[Path] = (), against: Sequence[str] = ()
     for task in filter(results.runs, decisive):
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")
+    if any(run.group == LOCAL_TUNED and results.of(STDLIB, name) for name, run in RUNS.items()):
+        plot_local_steps(results, folder / "local-steps.png")
     return text
 
 
