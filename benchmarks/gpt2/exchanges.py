@@ -44,7 +44,7 @@ class Simulated(ExchangingGradients):
             [optimizer],
             1 / transport.size,
             limits(None, None),
-            no_exchange_in_progress=lambda: True,  # the exchange is part of the step
+            settle=lambda: True,  # the exchange is part of the step
         )
         trained = group_numbers([optimizer])
         self.exchange.place({name: p for name, p in model.named_parameters() if p in trained})
@@ -55,7 +55,7 @@ class Simulated(ExchangingGradients):
             for p, name in self.exchange.names.items():
                 if name in worker and p.grad is not None:
                     worker.put(name, p.grad)
-            worker.collect()
+            worker.wait_for_results()
 
     @property
     def bytes_sent(self) -> float:

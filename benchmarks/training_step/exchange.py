@@ -75,7 +75,7 @@ class ModelExchange:
         if not self._overlap:
             for parameter in reversed(self._keys):
                 self._put(parameter)
-        self._worker.collect()
+        self._worker.wait_for_results()
 
     def finish(self) -> None:
         """End the step, after the optimizer's."""

@@ -36,7 +36,7 @@ class Source(Protocol):
     def progress(self) -> Progress:
         """Return the current progress of the exchange."""
 
-    def started(self) -> Position:
+    def leaves_at(self) -> Position:
         """Return the first bucket that this rank will not exchange if it begins to leave now."""
 
     def names(self, bucket: int) -> Sequence[str]:
@@ -76,12 +76,12 @@ class _Farewell:
 
     Attributes:
         noticed: Time of arrival, in seconds of the monotonic clock.
-        started: First bucket that the rank will not exchange, for each exchange.
+        leaves_at: First bucket that the rank will not exchange, for each exchange.
         calls: Names of the calls that the rank still takes part in.
     """
 
     noticed: float
-    started: dict[int, Position]
+    leaves_at: dict[int, Position]
     calls: tuple[str, ...]
 
 
@@ -152,9 +152,9 @@ class Watch:
         """Announce that this rank leaves, and which buckets and calls it still takes part in."""
         with contextlib.suppress(FinalizedError), self._lock, self._process.communicating():
             sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
-            started = {number: source.started() for number, source in sources.items() if source is not None}
+            leaves_at = {number: source.leaves_at() for number, source in sources.items() if source is not None}
             for link in self._links():
-                link.say_farewell((started, self._process.background_calls))
+                link.say_farewell((leaves_at, self._process.background_calls))
 
     def close(self) -> None:
         """End the thread, and announce for the last time that this rank leaves."""
@@ -305,15 +305,15 @@ class Watch:
         assert wait.number is not None
         if wait.progress.stage == "apply":
             return False  # all messages have arrived
-        started = farewell.started.get(wait.number)
+        leaves_at = farewell.leaves_at.get(wait.number)
         return rank in self._exchanges[wait.number].link.ranks and (
-            started is None or wait.progress.position >= started
+            leaves_at is None or wait.progress.position >= leaves_at
         )
 
     def _hear(self) -> None:
         for link in self._links():
-            for rank, (started, calls) in link.farewells():
-                self._farewells[rank] = _Farewell(time.monotonic(), started, calls)
+            for rank, (leaves_at, calls) in link.farewells():
+                self._farewells[rank] = _Farewell(time.monotonic(), leaves_at, calls)
 
     def _has_left(self, rank: int) -> str:
         return f"rank {rank} of {self._process.job.size} has left the program or ended communication"

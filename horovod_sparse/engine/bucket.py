@@ -135,8 +135,8 @@ class Bucket:
                 adaptive=settings.adaptive,
             )
 
-    def begin(self, complete: int) -> int:
-        """Start collecting for the next step, and return the nanoseconds of the exchange that were exposed.
+    def end_step(self, complete: int) -> int:
+        """Count the times of a step, and return the nanoseconds of its exchange that were exposed.
 
         Args:
             complete: Time at which the last gradient of the model was available, in ns of ``time.perf_counter_ns``.

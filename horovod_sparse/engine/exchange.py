@@ -105,8 +105,7 @@ class Exchange:
         momentum, ranks = sparse.momentum, transport.size
 
         def factor_for(norm: float) -> float:
-            factor: float = momentum.clip(total_norm(norm), ranks)
-            return factor
+            return float(momentum.clip(total_norm(norm), ranks))
 
         clips = momentum is not None and momentum.max_norm is not None
         me = weakref.proxy(self)  # without a cycle, threads and connections end with the last user of the exchange

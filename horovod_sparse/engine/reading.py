@@ -13,6 +13,8 @@ from horovod_sparse.rules import Conditions
 class Reading(NamedTuple):
     """Conditions of a step, read in program order: a script may change them while the worker thread is still busy.
 
+    What may be on the device, scale and learning rate, is waited for on the worker thread.
+
     Attributes:
         conditions: The conditions, whose learning rate may be on the device; or the error of reading them.
         grad_scaler: The scaler of the loss, whose scale may be on the device.

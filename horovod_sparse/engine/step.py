@@ -34,9 +34,10 @@ class ModelStep:
         number: Number of the step, from 0.
         state: The state; changed by ``enter`` only.
         started: Number of buckets whose exchange was started; the number of the next one.
-        running: Number of the first bucket of those that were exchanged last.
+        last_begun: Number of the first of the buckets whose exchange began last.
         unapplied: Buckets whose exchange has begun, and whose result no optimizer has applied.
-        awaits_optimizer: Whether no optimizer has taken a step since the exchange; alike on ranks with other shards.
+        awaits_optimizer: Whether no optimizer has taken a step since the exchange began; the same on ranks with other
+            shards.
         complete: Time of the last gradient, in ns of ``time.perf_counter_ns``.
         error: The error that ended the exchange; None: none so far.
     """
@@ -44,7 +45,7 @@ class ModelStep:
     number: int
     state: State = State.COLLECTING
     started: int = 0
-    running: int = 0
+    last_begun: int = 0
     unapplied: list[Bucket] = field(default_factory=list)
     awaits_optimizer: bool = False
     complete: int = 0

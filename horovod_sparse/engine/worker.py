@@ -44,7 +44,8 @@ class Worker:
         read: Returns the conditions of the step for the number of a param group; called in program order.
         undoable: Whether the buckets can undo a step.
         factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
-            scale. No bucket starts before all are complete then. None: gradients are not clipped.
+            scale. No bucket starts before all are complete then; buckets added after that are clipped by their own
+            norm in this step. None: gradients are not clipped.
 
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
@@ -127,7 +128,7 @@ class Worker:
         self._require_complete()
         if not self.step.active:
             self._drop()
-            self.step = ModelStep(self.step.number + 1)
+            self.step = ModelStep(self.step.number + 1, awaits_optimizer=self.needs_confirmation)
 
     def _start(self) -> None:
         """Start the buckets that are complete and next in order."""
@@ -153,14 +154,17 @@ class Worker:
         return [_Job(one, one.collected, reading) for one, reading in zip(buckets, readings, strict=True)]
 
     def _together(self, first: int) -> list[Bucket]:
-        """Return the next buckets whose messages are in flight together: those of small parameters, and a large one."""
+        """Return the next buckets whose messages are in flight together: those of small parameters, and a large one.
+
+        Without a large one left, each small one goes by itself.
+        """
         large = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.small)
         return self.buckets[first : next(large, first) + 1]
 
     def _run(self, jobs: Sequence[_Job]) -> None:
         # If only this rank failed, the others are still in that bucket: going on would wait forever.
         if self.step.error is None:
-            self.step.running = jobs[0].bucket.layout.number
+            self.step.last_begun = jobs[0].bucket.layout.number
             try:
                 self._exchange(jobs)
             except BaseException as error:
@@ -208,7 +212,7 @@ class Worker:
         except BaseException as error:
             self.step.error = error
 
-    def collect(self) -> None:
+    def wait_for_results(self) -> None:
         """Wait until all gradients have been exchanged; all buckets must be complete.
 
         Raises:
@@ -231,11 +235,11 @@ class Worker:
             self._follow()
 
     def _wait(self) -> None:
-        for bucket in self._running_buckets():
+        for bucket in self._unfinished_buckets():
             with metrics.span("wait", bucket=bucket.layout.number):
                 bucket.collected.done.result()
 
-    def _running_buckets(self) -> list[Bucket]:
+    def _unfinished_buckets(self) -> list[Bucket]:
         """Return the buckets that were started, and whose exchange has not ended."""
         started = self.buckets[: self.step.started] if self.step.active else ()
         return [bucket for bucket in started if not bucket.collected.done.done()]
@@ -251,10 +255,11 @@ class Worker:
         try:
             yield
         except BaseException as error:
-            running = self._running_buckets()
-            if running:
+            unfinished = self._unfinished_buckets()
+            if unfinished:
+                number = unfinished[0].layout.number
                 self._thread.abandoned = (
-                    f"{type(error).__name__} interrupted step() while bucket {running[0].layout.number} was in exchange"
+                    f"{type(error).__name__} interrupted step() while bucket {number} was in exchange"
                 )
             else:
                 self.finish(failed=True)
@@ -288,9 +293,8 @@ class Worker:
         if not self.needs_confirmation or (failed and not self._undoable):
             step.unapplied = []
         step.unapplied = [bucket for bucket in step.unapplied if self._undoable or bucket.pipeline.changed]
-        step.awaits_optimizer = self.needs_confirmation
         step.enter(State.REDUCED if step.unapplied else State.APPLIED)
-        exposed = sum([bucket.begin(step.complete) for bucket in self.buckets])
+        exposed = sum([bucket.end_step(step.complete) for bucket in self.buckets])
         # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
         self._exposed = exposed / 1e9 if on_host else 0.0
@@ -342,7 +346,7 @@ class Worker:
         return self._thread.submit(take_part).result
 
     def confirm(self, applied: Callable[[int], bool] = lambda _: True) -> None:
-        """Note that a step that was exchanged has been applied.
+        """Note that a step whose exchange has begun has been applied; with DDP, ``finish`` may follow later.
 
         Args:
             applied: Whether the parameters of a group, by its number, were part of the optimizer's step.
@@ -359,7 +363,7 @@ class Worker:
         """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
         return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
 
-    def keep(self, numbers: Container[int]) -> None:
+    def resume(self, numbers: Container[int]) -> None:
         """Let the next backward pass add to results that no optimizer has applied, by the numbers of their buckets."""
         step = self.step
         with self._lock:
@@ -404,12 +408,12 @@ class Worker:
             return Progress(self.step.number, running.layout.number, running.pipeline.stage)
         return Progress(*self.step.position)
 
-    def started(self) -> Position:
+    def leaves_at(self) -> Position:
         """Return step and number of the first bucket that this rank will not exchange if it leaves now."""
         if self._joined:
             return sys.maxsize, 0
         step = self.step
-        return (step.number, step.running) if step.error is not None else step.position
+        return (step.number, step.last_begun) if step.error is not None else step.position
 
     def names(self, bucket: int) -> list[str]:
         """Return the keys of the gradients in a bucket, for reports."""

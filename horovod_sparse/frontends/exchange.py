@@ -43,14 +43,14 @@ class GradientExchange(Exchange):
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
         instead_of_clipping: Remedy for scripts that clip exchanged gradients, for messages.
         without_exchange: How a script computes gradients without an exchange, for messages.
-        no_exchange_in_progress: Returns whether no exchange is in progress; may end one that is complete.
+        settle: Ends an exchange that is complete; returns whether none is in progress.
         settings: Other arguments of ``Exchange``.
 
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         selected: What was delivered of each parameter whose gradient is selected from.
         instead_of_clipping: The argument.
-        no_exchange_in_progress: The argument.
+        settle: The argument.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class GradientExchange(Exchange):
         instead_of_clipping: str = "let the compression clip each rank's gradient before the exchange: "
         "memory='momentum' with max_norm, see Clipping in docs/ddp.md",
         without_exchange: str = "",
-        no_exchange_in_progress: Callable[[], bool],
+        settle: Callable[[], bool],
         **settings: Any,
     ) -> None:
         adaptive = any(map(is_adaptive, optimizers))
         super().__init__(sparse, transport, factor, stall, adaptive=adaptive, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.selected: Mapping[torch.Tensor, Delivered] = {}
-        self.no_exchange_in_progress, self.instead_of_clipping = no_exchange_in_progress, instead_of_clipping
+        self.settle, self.instead_of_clipping = settle, instead_of_clipping
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
@@ -80,7 +80,7 @@ class GradientExchange(Exchange):
         self._warned = False  # that only an optimizer has loaded a state
         self.worker.without_exchange, self.worker.needs_confirmation = without_exchange, bool(optimizers)
         # Hooks around a step run in this order: confirmation of the exchange, a look at gradients as the script left
-        # them, changes of them for the momentum. ``SparseState`` registers its own in the same order.
+        # them, changes of them for the momentum. ``SparseState`` has registered the same ones already, in this order.
         follow_optimizers(optimizers, self)
         for optimizer in optimizers:
             warn_of_clipping(optimizer, self)
@@ -157,7 +157,7 @@ class GradientExchange(Exchange):
 
     def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but skipped."""
-        if self.no_exchange_in_progress():
+        if self.settle():
             self.worker.undo_unapplied()
 
     def require_groups(self) -> None:

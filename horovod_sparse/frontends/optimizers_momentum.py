@@ -230,7 +230,7 @@ class OptimizersMomentum(StepHooks):
         self._restore(optimizer)  # in case the last step failed
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for exchange in self.exchanges:
-            if not exchange.no_exchange_in_progress():
+            if not exchange.settle():
                 raise RuntimeError(
                     f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"

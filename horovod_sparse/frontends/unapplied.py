@@ -50,7 +50,7 @@ def begin_backward(exchange: GradientExchange) -> None:
             "compression with momentum of its own does not support: accumulate gradients without an exchange "
             f"({exchange.worker.without_exchange}), or set momentum=None in the compression"
         )
-    exchange.worker.keep(kept)
+    exchange.worker.resume(kept)
     exchange.worker.drop_unapplied()
 
 

@@ -126,7 +126,7 @@ class Worker:
     def progress(self):
         return Progress(next(self.steps, 0), 0, self.stage)
 
-    def started(self):
+    def leaves_at(self):
         return 0, 0
 
     def names(self, bucket):

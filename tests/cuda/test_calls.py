@@ -62,7 +62,7 @@ def test_calls_do_not_grow_with_the_number_of_parameters(
             for bucket in worker.buckets:
                 for key in bucket.layout.keys:
                     worker.put(key, gradients[int(key)])
-            worker.collect()
+            worker.wait_for_results()
             worker.finish()
     buckets = len(worker.buckets)
     assert 5 < buckets < 20

@@ -65,7 +65,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
             generator = torch.Generator().manual_seed(step + 10 * transport.rank)
             for key, shape in enumerate(SHAPES):
                 worker.put(str(key), torch.randn(shape, generator=generator))
-            worker.collect()
+            worker.wait_for_results()
             worker.finish()
             worker.confirm()
     return found

@@ -87,7 +87,7 @@ def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     given = [gradient.to(devices[str(i)], copy=True) for i, gradient in enumerate(gradients)]
     for i, gradient in enumerate(given):
         worker.put(str(i), gradient, hold=i == 1)
-    worker.collect()
+    worker.wait_for_results()
     results = [gradient.cpu() for gradient in given]
     worker.finish()
     return results

@@ -95,5 +95,5 @@ def test_one_mark_for_each_stream_when_the_bucket_starts(monkeypatch, log):
 def test_exchange_time_is_hidden_until_the_last_gradient_is_available(monkeypatch, complete, hidden):
     (bucket,), _ = recording_buckets(monkeypatch, [], [torch.zeros(3)])
     bucket.collected.began, bucket.collected.ended = 10, 17
-    bucket.begin(complete)
+    bucket.end_step(complete)
     assert (bucket.pipeline.counts.hidden, bucket.pipeline.counts.exposed) == (hidden, 7 - hidden)

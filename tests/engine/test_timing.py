@@ -72,7 +72,7 @@ def test_stages_start_when_the_gradients_are_ready_on_the_device(comm, transport
         device.launch(30 * MS)
     worker.put("weight", torch.ones(2000))
     with metrics.span("synchronize"):
-        worker.collect()
+        worker.wait_for_results()
     assert everywhere(comm, device.waits == waits), "a step waits for nothing but what it has to know"
     spans = {one.name: one for one in metrics.spans()}
     worker.finish()

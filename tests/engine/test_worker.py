@@ -52,7 +52,7 @@ def settled(worker):
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
 def test_buckets_run_in_their_order(worker, log, order):
     results = put(worker, *[KEYS[i] for i in order])
-    worker.collect()
+    worker.wait_for_results()
     assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
     assert log == [(0, [0, 10], 0.1), (1, [0, 10], 0.1)]
 
@@ -66,7 +66,7 @@ def test_a_bucket_waits_for_the_one_before_it(worker, log):
 def test_an_unused_parameter_is_not_waited_for(worker, log):
     worker.leave_out(KEYS[0])
     put(worker, *KEYS[1:])
-    worker.collect()
+    worker.wait_for_results()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
 
 
@@ -77,7 +77,7 @@ def test_the_norm_that_is_clipped_leaves_out_held_gradients(monkeypatch, log):
     worker.add(buckets)
     worker.put(KEYS[0], torch.full((10,), 7.0), hold=True)
     put(worker, *KEYS[1:])
-    worker.collect()
+    worker.wait_for_results()
     assert norms == pytest.approx([30**0.5])
 
 
@@ -85,14 +85,14 @@ def test_an_error_is_raised_to_the_waiting_thread_and_the_next_step_starts_clean
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
     with pytest.raises(RuntimeError, match="down") as caught:
-        worker.collect()
+        worker.wait_for_results()
     frames = [str(entry.path) for entry in caught.traceback]
     assert frames[0] == __file__  # the user's line first, and none of the thread pool's
     assert not [path for path in frames if "concurrent" in path or "threading" in path]
     worker.finish()
     worker.buckets[0].pipeline.error = None
     results = put(worker, *KEYS)
-    worker.collect()
+    worker.wait_for_results()
     assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
 
 
@@ -125,9 +125,9 @@ def test_buckets_that_are_added_to_an_exchanged_step_take_part_in_it(worker, mon
     buckets, _ = recording_buckets(monkeypatch, log, parameters, bucket_bytes=40)
     worker.add(buckets[-1:])
     with pytest.raises(AssertionError, match="before its bucket was complete"):
-        worker.collect()
+        worker.wait_for_results()
     put(worker, *buckets[-1].layout.keys)
-    worker.collect()
+    worker.wait_for_results()
     assert [number for number, *_ in log] == [0, 1, buckets[-1].layout.number]
 
 
@@ -146,7 +146,7 @@ def test_submitting_does_not_wait_for_the_exchange(worker, log):
     put(worker, *KEYS)
     assert log == []
     worker.buckets[0].pipeline.gate.set()
-    worker.collect()
+    worker.wait_for_results()
     assert len(log) == 2
 
 

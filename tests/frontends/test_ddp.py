@@ -372,3 +372,26 @@ def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(gro
     train(optimizer, replica, rank, range(2))
     assert everywhere(comm, not same(snapshot(model), before))
     assert agree(comm, snapshot(model))
+
+
+@pytest.mark.parametrize("compression", [EVERYTHING, SPARSE], ids=["everything", "sparse"])
+def test_a_rank_may_run_out_of_inputs_while_it_accumulates(group, comm, compression):
+    """Other ranks take one more step in DDP's ``join()``; the next epoch begins as usual."""
+    rank, ours = comm.Get_rank(), []
+    for spec in (None, compression):
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        replica, _ = replicate(model, spec, optimizer)
+        for epoch in range(3):
+            with replica.join():
+                for step in range(3):
+                    optimizer.zero_grad()
+                    with replica.no_sync():
+                        loss_of(replica, rank, 10 * epoch + step).backward()
+                    if step == 2 and rank == 0:
+                        break
+                    loss_of(replica, rank, 10 * epoch + step + 5).backward()
+                    optimizer.step()
+        ours.append(snapshot(model))
+    assert agree(comm, ours[1])
+    assert everywhere(comm, compression is SPARSE or near(ours[1], ours[0], 1e-5))

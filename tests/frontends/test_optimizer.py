@@ -196,6 +196,24 @@ def test_an_embedding_unused_on_some_ranks_after_the_first_step(hvd, comm):
             assert everywhere(comm, torch.allclose(got, expected / comm.Get_size()))
 
 
+def test_a_step_that_fails_leaves_no_sparse_gradient_in_flight(hvd, comm):
+    """Horovod refuses a name that is in use."""
+    from horovod.torch import mpi_ops
+
+    model, rank = Embedded(), comm.Get_rank()
+    optimizer = wrap(model, EVERYTHING)
+    train(optimizer, model, rank, steps=[0])
+    optimizer.param_groups[0]["lr"] = "no number"
+    loss_of(model, rank, 1).backward()
+    if comm.Get_size() > 1:
+        assert mpi_ops._handle_map
+        with pytest.raises(ValueError, match="no number"):
+            optimizer.step()
+    assert everywhere(comm, not mpi_ops._handle_map)
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert agree(comm, train(optimizer, model, rank, steps=[2, 3]))
+
+
 @pytest.mark.parametrize("name", ["sum", "predivide", "2 groups", "lists of groups"])
 def test_arguments(hvd, comm, name):
     def scenario(wrapper, rank):

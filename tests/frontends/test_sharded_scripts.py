@@ -296,7 +296,7 @@ def test_the_exchange_begins_during_the_backward_pass(comm, shards):
     shard(model, shards)
     exchange = scattered(model, hvs.parse("topka:density=0.05,dense_below=0"))
     started, inputs, alive = [], [], []
-    model[0].register_full_backward_pre_hook(lambda *_: started.append(exchange._exchange.worker.started()[1]))
+    model[0].register_full_backward_pre_hook(lambda *_: started.append(exchange._exchange.worker.leaves_at()[1]))
     begin = scattering.Unit.__call__
 
     def noted(unit, output_tensor, input_tensor, *more, **named):

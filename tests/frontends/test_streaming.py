@@ -187,6 +187,20 @@ def test_a_checkpoint_in_a_round_and_in_a_transfer_resumes_with_the_same_bits(co
     assert everywhere(comm, same(train(resumed, fresh, rank, range(step, 30)), straight))
 
 
+def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)
+    train(optimizer, model, rank, range(9))
+    Checkpoints(folder).save(9, model=model, optimizer=optimizer)
+    fresh = mlp()
+    resumed = wrap_local(fresh, EVERYTHING, sgd(fresh, momentum=0), delay=2)
+    Checkpoints(folder).load(model=fresh, optimizer=resumed)
+    resumed.param_groups[0]["lr"] = 0.0
+    train(resumed, fresh, rank, range(9, 15))  # up to the application of the next exchange
+    common = {p: values for fragment in resumed.exchange.fragments for p, values in fragment.common.items()}
+    assert everywhere(comm, all(same(p.detach(), common[p]) for p in fresh.parameters()))
+
+
 @every_stream
 def test_fewer_ranks_take_over_common_parameters_and_residuals(comm, folder, stream):
     """What is in flight has been delivered; steps since the last exchange are dropped."""
@@ -207,7 +221,7 @@ def test_fewer_ranks_take_over_common_parameters_and_residuals(comm, folder, str
         resumed = wrap_local(fresh, None, sgd(fresh, lr=1.0, momentum=0), process_set=group, **stream)
         Checkpoints(folder, process_set=group).load(model=fresh, optimizer=resumed)
         train(resumed, fresh, rank, [], Given.loss)
-        resumed.exchange.begin()
+        resumed.exchange.before_step()
         assert everywhere(few, same(dict(fresh.named_parameters()), common))
         assert everywhere(few, few.allreduce(sum(masses(resumed))) == pytest.approx(left, rel=1e-4))
     elif hasattr(few, "transport"):

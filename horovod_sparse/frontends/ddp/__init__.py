@@ -4,7 +4,7 @@
 
     hvs.ddp.init_process_group()
     model = DistributedDataParallel(model)
-    state = hvs.ddp.SparseState(hvs.Compression.oktopk(density=0.01), optimizer=optimizer)
+    state = hvs.ddp.SparseState(hvs.Compression.oktopk(density=0.01), optimizer, model.named_parameters())
     model.register_comm_hook(state, hvs.ddp.sparse_hook)
 """
 

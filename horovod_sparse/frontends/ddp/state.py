@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -161,8 +162,8 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
-        self._begun = False  # whether this rank computes the backward pass in progress: a hook of a parameter has run
-        self._joined = False  # whether the last exchange had none: DDP's join() took part in that of other ranks
+        self._in_backward = False  # whether this rank computes a backward pass, and a hook of a parameter has run
+        self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
         self._unplaced: list[tuple[_BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
@@ -237,16 +238,15 @@ class SparseState(ExchangingGradients):
         if bucket.index() == 0:
             exchange.require_groups()
             self._finish(exchange.worker)
-            self._joined = bool(exchange.worker.keys) and not self._begun
+            self._joined = bool(exchange.worker.keys) and not self._in_backward
             if self._joined:
-                exchange.worker.confirm()
+                exchange.worker.confirm()  # the step before: no optimizer of this rank takes another one
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
             future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
         else:
             future = self._submit(exchange, bucket)
         if bucket.is_last():
-            self._begun = False
             self._place(exchange)
         return future
 
@@ -254,10 +254,15 @@ class SparseState(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass changes gradients; a hook of parameters."""
         del gradient
         assert self._exchange is not None
-        self._begun = True
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._backward_ends)
         if self._exchange.worker.step.state is State.EXCHANGING:
             self._finish(self._exchange.worker)
         begin_backward(self._exchange)
+
+    def _backward_ends(self) -> None:
+        self._in_backward = False
 
     def _finish(self, worker: Worker) -> None:
         """Finish the last exchange; after one in DDP's join(), only the other ranks' optimizers take a step."""
@@ -325,7 +330,7 @@ class SparseState(ExchangingGradients):
                 residual_unit=self._residual_unit,
                 hold_zeros=True,
                 without_exchange="inside model.no_sync()",
-                no_exchange_in_progress=lambda: me._exchange_between_steps() is not None,  # not called in backward()
+                settle=lambda: me._exchange_between_steps() is not None,  # not called in backward()
             )
             self._exchange.epoch = self._epoch
         return self._exchange

@@ -83,7 +83,7 @@ class ReplicaExchange(ModelExchange):
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
             without_exchange="after model.set_requires_gradient_sync(False)",
-            no_exchange_in_progress=lambda: not me._submitted,
+            settle=lambda: not me._submitted,
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
         self._exchange.place(self._parameters, first_in_forward=[used])
@@ -210,7 +210,7 @@ class ReplicaExchange(ModelExchange):
                 counts = [_ONE * (name in self._submitted) for name in self._parameters]
                 used = torch.tensor(counts, dtype=torch.float32, device="cpu")
                 self._submit(_USED, used)  # which is then overwritten with the mean
-                self._exchange.worker.collect()
+                self._exchange.worker.wait_for_results()
             if not self._compared:
                 self._compared = True
                 self._require_same_start()

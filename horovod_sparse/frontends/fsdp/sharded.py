@@ -120,7 +120,7 @@ class ShardedExchange(ModelExchange):
             residual_unit=residual_unit,
             instead_of_clipping="let the compression bound what a step delivers: memory='momentum' with limit, as "
             "recommended does",
-            no_exchange_in_progress=lambda: not me._reduced,
+            settle=lambda: not me._reduced,
         )
         if transport.size > 1:
             self._members = self._exchange.scatter(self._units)
@@ -214,7 +214,7 @@ class ShardedExchange(ModelExchange):
                 unit.require_complete()
             with self._exchange.worker.completing():
                 self._put_missing()
-                self._exchange.worker.collect()
+                self._exchange.worker.wait_for_results()
             delivered = False
             for p, result in self._results:
                 if p.grad is None:

@@ -16,10 +16,10 @@ def exchange_before_unscaling() -> None:
 
     Unscaling does not change the gradients' version counters, so it could not be detected afterwards.
     """
-    process.replace(GradScaler, "_unscale_grads_", _exchanging)
+    process.replace(GradScaler, "_unscale_grads_", _completing_exchange)
 
 
-def _exchanging(unscale: Callable[..., Any]) -> Callable[..., Any]:
+def _completing_exchange(unscale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(unscale)
     def exchange_and_unscale(scaler: GradScaler, optimizer: Any, *arguments: Any) -> Any:
         complete = getattr(optimizer, "_synchronize_for_scaler", None)

@@ -35,7 +35,7 @@ from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 _SHOWN = 3  # names of parameters that a message holds
-_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
+_hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
 
 def _fixed(name: str) -> Any:
@@ -55,7 +55,10 @@ def _fixed(name: str) -> Any:
 
 
 class Gradients(ExchangingGradients):
-    """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
+    """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does.
+
+    It has no instances: ``wrapped`` copies its functions, and its base class is for type checkers.
+    """
 
     # Gradients in flight: (gradient, version) in a bucket; Horovod's handle, a number or a function, with its context;
     # (None, None) while passes are accumulated.
@@ -94,7 +97,7 @@ class Gradients(ExchangingGradients):
         self._use = Use()
         self._was_idle = False  # whether the last exchange began without gradients
         self._completed_by_scaler = False  # a GradScaler has called synchronize(), not the user
-        self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
+        self._retired = False  # whether a newer optimizer has taken parameters over
         if transport is not None:
             me: Any = weakref.proxy(self)
             self._exchange = GradientExchange(
@@ -108,7 +111,7 @@ class Gradients(ExchangingGradients):
                 residual_unit=residual_unit,
                 admit=lambda keys: me._admit_named(keys),
                 without_exchange="with torch.autograd.grad(), or backward_passes_per_step for what is accumulated",
-                no_exchange_in_progress=lambda: all(handle is None for handle, _ in me._handles.values()),
+                settle=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
         else:
             register_momentum_hooks(self, sparse, None)  # type: ignore[arg-type]
@@ -184,25 +187,25 @@ class Gradients(ExchangingGradients):
 
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
         """End the exchange of older optimizers with the same parameters, which would exchange each gradient again."""
-        others = [optimizer for optimizer in _exchanging if optimizer is not self]
+        others = [optimizer for optimizer in _hooked if optimizer is not self]
         for older in [optimizer for optimizer in others if not optimizer._requires_update.isdisjoint(parameters)]:
-            older._retire(self)
+            older._retire()
             warnings.warn(
                 f"rank {hvd.rank()}: parameters of another DistributedOptimizer were wrapped once more: from now on, "
                 "only the new optimizer exchanges them, and the old one refuses to step",
                 stacklevel=user_level(),
             )
-        _exchanging.add(self)
+        _hooked.add(self)
 
-    def _retire(self, newer: Any) -> None:
+    def _retire(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._newer = [], weakref.ref(newer)
+        self._hooks, self._retired = [], True
         self._handles.clear()
-        _exchanging.discard(self)
+        _hooked.discard(self)
 
     def _backward_begins(self, gradient: torch.Tensor | None = None) -> None:
-        """Settle what became of the last exchange, before a backward pass; the first hook of a parameter."""
+        """Settle what became of the last exchange; called before each gradient is accumulated, and by synchronize()."""
         del gradient
         assert self._exchange is not None
         if not self._handles:
@@ -273,7 +276,7 @@ class Gradients(ExchangingGradients):
         if exchange is None or exchange.ranks == 1:
             self._synchronized = True
             return
-        if self._newer is not None:
+        if self._retired:
             raise RuntimeError(
                 f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
                 "them: use the newer optimizer"
@@ -304,7 +307,7 @@ class Gradients(ExchangingGradients):
         self._backward_begins()  # if this rank had no backward pass
         self._submit(self._requires_update.difference(self._handles))
         self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
-        exchange.worker.collect()
+        exchange.worker.wait_for_results()
         if self._unhooked:
             self._hook_parameters()
         if self._frozen:
@@ -331,7 +334,7 @@ class Gradients(ExchangingGradients):
         self._frozen = [p for p, learns in zip(self._frozen, learning, strict=True) if not learns]
         self._place(new)
         self._submit(new)
-        exchange.worker.collect()
+        exchange.worker.wait_for_results()
 
     def _take_results(self) -> None:
         names = [self._parameter_names[p] for p in changed(self._handles)]
@@ -355,8 +358,11 @@ class Gradients(ExchangingGradients):
         """Prepare for the next step after one that failed."""
         if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be delayed
             for handle, _ in self._handles.values():
-                if isinstance(handle, int):  # Horovod's: without this wait, its name could not be used again
+                # Horovod's: without this wait, its names could not be used again.
+                if isinstance(handle, int):
                     hvd.synchronize(handle)
+                elif callable(handle):
+                    handle()
         if exchange.idle:  # these zeros were not computed by a backward pass
             for p in self._requires_update:
                 p.grad = None
@@ -372,7 +378,7 @@ class Gradients(ExchangingGradients):
         """
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
-        if self._newer is not None or not exchange.worker.keys:
+        if self._retired or not exchange.worker.keys:
             return None
         if exchange.undoable:
             raise ValueError(

@@ -44,7 +44,7 @@ def let_join(optimizer: Any) -> None:
 
     Args:
         optimizer: Has a ``Use`` as ``_use``, and a method ``_join`` that starts participating in the other ranks'
-            steps. If it returns a function, that waits for the end: for optimizers that change parameters meanwhile.
+            steps, and returns a function that waits for the end, or None if there is nothing to take part in.
     """
     from horovod.torch import mpi_ops  # imported here, as local steps work without Horovod
 

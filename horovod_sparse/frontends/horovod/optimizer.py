@@ -47,7 +47,7 @@ class _Optimizer(Gradients):
                 LBFGS, whose decisions depend on the loss, gets the mean loss over the ranks.
         """
         if closure is not None:
-            closure = self._exchanging(closure)
+            closure = self._with_exchange(closure)
         elif self._should_synchronize:
             if self._reduced() and not self._completed_by_scaler:
                 warnings.warn(
@@ -65,7 +65,7 @@ class _Optimizer(Gradients):
     step.hooked = True  # type: ignore[attr-defined]
     step.exchanges = True  # type: ignore[attr-defined]
 
-    def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _with_exchange(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure that also reduces the gradients."""
 
         def exchanged() -> Any:

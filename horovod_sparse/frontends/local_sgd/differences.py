@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     Attributes:
         works: Whether any rank will take further steps.
         ending: Whether ranks have called ``synchronize()``.
-        moving: Parameters that any rank has trained; empty if no rank has taken a step.
+        moving: Parameters that any rank has given; empty if no rank has taken a step.
     """
 
     works: bool
@@ -75,29 +75,30 @@ class Differences(Exchange):
     def _admit_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
         named = {name: p for p, name in self.names.items()}
+        # Buckets are saved in the order of exchange, which reverses that of the parameters.
         self.place(named[key] for key in reversed(keys) if key in named)
 
-    def agree(self, working: bool, ending: bool, stepped: bool, given: Collection[torch.Tensor]) -> Outcome:
+    def outcome(self, working: bool, ending: bool, stepped: bool, given: Collection[torch.Tensor]) -> Outcome:
         """Return what holds for all ranks; a collective call.
 
         Args:
             working: Whether this rank will take further steps.
             ending: Whether it has called ``synchronize()``.
             stepped: Whether it has taken a step.
-            given: Parameters that it has trained.
+            given: Parameters that it may train, or has moved.
 
         Raises:
             RuntimeError: Only some of the ranks have called ``synchronize()``, though they must do so together.
         """
         flags = np.array([working, ending, stepped, *(p in given for p in self.names)], np.int32)
         with process.communicating(CALL, self.transport):
-            works, ends, steps, *trained = self.transport.allreduce(flags).tolist()
+            works, ends, steps, *givers = self.transport.allreduce(flags).tolist()
         if self._together and ends not in (0, works):
             raise RuntimeError(
                 f"rank {process.job.rank}: {ends} of {works} ranks have called synchronize(), and the others have not: "
                 "with fragments, a delay or alpha, call it on all ranks after the same number of steps"
             )
-        moving = [p for p, count in zip(self.names, trained, strict=True) if count and steps]
+        moving = [p for p, count in zip(self.names, givers, strict=True) if count and steps]
         return Outcome(works > 0, ends > 0, moving)
 
     def compare(self, common: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -115,8 +116,8 @@ class Differences(Exchange):
 
         Args:
             differences: What this rank gives; what only others give is added.
-            moving: Parameters that any rank has trained.
-            given: Parameters that this rank has trained; the residuals of others are kept until they are again.
+            moving: Parameters that any rank has given.
+            given: Those of this rank; the residuals of others are kept until they are again.
         """
         worker, named = self.worker, {name: p for p, name in self.names.items()}
         for p in moving:
@@ -129,8 +130,8 @@ class Differences(Exchange):
                 p = named[key]
                 difference = differences[p] if p in differences else torch.zeros_like(shard_of(p.detach()))
                 worker.put(key, difference, hold=p not in given)
-            worker.collect()
-            if self.overlaps:
+            worker.wait_for_results()
+            if self.overlaps:  # what was exchanged before the program waited counts as hidden
                 worker.step.complete = self.waits_since or time.perf_counter_ns()
 
 

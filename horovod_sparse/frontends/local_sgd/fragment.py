@@ -52,7 +52,8 @@ class Fragment:
 
     Attributes:
         exchange: Exchange of the differences, with their residuals.
-        common: Common parameters theta of the trained ones, the same on every rank.
+        common: Common parameters theta of those in ``apart``, the same on every rank. Any other parameter is common
+            itself, and its entry an old buffer.
         base: Parameters from which this rank's change counts, where they are not the common ones (alpha below 1).
         velocity: Momentum of the outer step.
         apart: Parameters that may differ between ranks.
@@ -84,7 +85,7 @@ class Fragment:
         self.exchange.names |= names
         self.exchange.place(p for p in names if p.requires_grad)
 
-    def begin(self) -> None:
+    def before_step(self) -> None:
         """Save the common parameters; to be called before each step."""
         for p in self.names:
             if p.requires_grad and p not in self.apart:
@@ -107,7 +108,7 @@ class Fragment:
         return self.base.get(p, self.common[p])
 
     def _given(self) -> set[torch.Tensor]:
-        """Return parameters that are trained on this rank, or that have moved before they were frozen."""
+        """Return parameters that this rank may train, or that have moved before they were frozen."""
         frozen = [p for p in self.apart if not p.requires_grad]
         moved = {p for p in frozen if not torch.equal(self._base_of(p), shard_of(p.detach()))}
         return moved | {p for p in self.names if p.requires_grad}
@@ -124,7 +125,7 @@ class Fragment:
         """
         self.finish()
         given = self._given()
-        outcome = self.exchange.agree(working, ending, self.stepped, given)
+        outcome = self.exchange.outcome(working, ending, self.stepped, given)
         for p in outcome.moving:
             if p not in self.apart:
                 self.save(p)
@@ -139,11 +140,11 @@ class Fragment:
         finally:
             for p in {*outcome.moving, *self.base}:
                 shard_of(p.detach()).copy_(self.common[p])
-        self.reset()
+        self.mark_common()
         return outcome
 
-    def reset(self) -> None:
-        """Begin again from the common parameters."""
+    def mark_common(self) -> None:
+        """Note that the parameters are the common ones again, and that nothing is in flight."""
         self.apart.clear()
         self.base.clear()
         self.stepped, self.transfer = False, None
@@ -162,7 +163,7 @@ class Fragment:
             with ExitStack() as streams:
                 for device, mark in marks:
                     streams.enter_context(device.work(after=[mark]))
-                outcome = exchange.agree(True, False, stepped, given)
+                outcome = exchange.outcome(True, False, stepped, given)
                 exchange.compare({p: first[p] for p in outcome.moving} if first else {})
                 if outcome.moving:
                     exchange.mean(differences, outcome.moving, given)
@@ -210,11 +211,13 @@ class Fragment:
             value, start = shard_of(p.detach()), self.transfer.starts[p]
             if self._schedule.alpha < 1:
                 self.base[p] = torch.lerp(start, self.common[p], self._schedule.alpha)
+            else:  # one of a checkpoint that was saved with alpha below 1
+                self.base.pop(p, None)
             torch.sub(value, start, out=value).add_(self._base_of(p))
         self.transfer = None
 
     def _step(self, differences: Values, moving: Sequence[torch.Tensor]) -> None:
         """Take the outer step on the common parameters."""
-        common, given = [self.common[p] for p in moving], [differences[p] for p in moving]
+        common, means = [self.common[p] for p in moving], [differences[p] for p in moving]
         if moving:
-            self._outer.apply(common, given, [self.velocity_of(p) for p in moving])
+            self._outer.apply(common, means, [self.velocity_of(p) for p in moving])

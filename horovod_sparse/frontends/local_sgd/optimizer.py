@@ -35,7 +35,10 @@ from horovod_sparse.transport.base import Transport
 
 
 class _Local(Exchanging, torch.optim.Optimizer):
-    """Functions that differ from the wrapped optimizer's; they override its class in the same way as Horovod's."""
+    """Functions that differ from the wrapped optimizer's, and override its class in the same way as Horovod's.
+
+    It has no instances: ``wrapped`` copies its functions, and its base classes are for type checkers.
+    """
 
     local_steps: int
     _exchange: Rounds
@@ -54,7 +57,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
             closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
-        self._local_state.begin()
+        self._local_state.before_step()
         result = None
         if not overflowed(self):
             _unscale(self)
@@ -66,6 +69,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     # Torch then calls step hooks only around the step of the user's class.
     step.hooked = True  # type: ignore[attr-defined]
+    # To find the user's step, ``optimizers`` looks behind functions with this mark.
     step.exchanges = True  # type: ignore[attr-defined]
 
     @eager
@@ -202,7 +206,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     local._sparse = compression
     rounds = Rounds(names, compression, transports, outer, schedule, limits(stall_timeout, stall_abort))
     local._exchange, local._local_state = rounds, LocalState(local, rounds, outer.momentum > 0, grad_scaler)
-    local.register_step_post_hook(weak_hook(local._local_state.note_begun))
+    local.register_step_post_hook(weak_hook(local._local_state.note_state))
     warn_of_hidden(optimizer, local)
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)

@@ -74,16 +74,16 @@ class Rounds:
         """Names of all parameters."""
         return {p: name for fragment in self.fragments for p, name in fragment.names.items()}
 
-    def fragment_of(self) -> Iterator[tuple[torch.Tensor, str, Fragment]]:
-        """Yield all parameters with their names and fragments."""
+    def parameters(self) -> Iterator[tuple[torch.Tensor, str, Fragment]]:
+        """Yield each parameter with its name and its fragment."""
         for fragment in self.fragments:
             for p, name in fragment.names.items():
                 yield p, name, fragment
 
-    def begin(self) -> None:
+    def before_step(self) -> None:
         """Save the common parameters; to be called before each step."""
         for fragment in self.fragments:
-            fragment.begin()
+            fragment.before_step()
 
     def advance(self, step: int, local_steps: int) -> int:
         """Apply and begin the exchanges that are due after a step.
@@ -99,11 +99,11 @@ class Rounds:
             if fragment.transfer is not None:
                 fragment.transfer.left -= 1
         self._apply()
-        begun = self.schedule.begun(step, local_steps)
-        while self.next < begun:
+        due = self.schedule.due(step, local_steps)
+        while self.next < due:
             fragment, self.next = self.fragments[self.next], self.next + 1
             fragment.exchange.epoch = self.epoch
-            if self.schedule.delays:
+            if self.schedule.keeps_own:
                 fragment.start()
                 self._apply()
             else:
@@ -169,7 +169,10 @@ class Rounds:
         self.end(working=False)
 
     def settle(self) -> None:
-        """Wait until nothing is in flight; to be called after the same step on every rank, if it is collective."""
+        """Wait for exchanges in flight, and take their outer steps; this rank's parameters do not change.
+
+        Before a collective call, all ranks must have taken the same steps.
+        """
         for fragment in self.fragments:
             fragment.settle()
 

@@ -43,15 +43,15 @@ class Schedule:
     @property
     def streams(self) -> bool:
         """True if ranks continue from their own parameters after a round, and not all from the common ones."""
-        return self.fragments > 1 or self.delays
+        return self.fragments > 1 or self.keeps_own
 
     @property
-    def delays(self) -> bool:
+    def keeps_own(self) -> bool:
         """True if a fragment that was applied still differs between ranks."""
         return self.delay > 0 or self.alpha < 1
 
-    def begun(self, step: int, local_steps: int) -> int:
-        """Return how many fragments have begun their exchange after some steps of a round."""
+    def due(self, step: int, local_steps: int) -> int:
+        """Return how many fragments must have begun their exchange after some steps of a round."""
         return sum((f + 1) * local_steps // self.fragments <= step for f in range(self.fragments))
 
     def assign(self, sizes: Sequence[int]) -> list[int]:

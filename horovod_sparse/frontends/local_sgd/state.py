@@ -1,4 +1,4 @@
-"""State of local steps: in the optimizer's, which is the same on all ranks between rounds, and each rank's own."""
+"""State of local steps: entries of the optimizer's state that all ranks have in common, and each rank's own part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LocalState:
         grad_scaler: The scaler of this rank, saved with its state.
 
     Attributes:
-        begun: Whether the optimizer has a state; the state of a new one must look empty.
+        has_state: Whether the optimizer has a state; the state of a new one must look empty.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class LocalState:
         momentum: bool,
         grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self.begun = False
+        self.has_state = False
         self._optimizer = weakref.ref(optimizer)
         self._rounds = rounds
         self._momentum = momentum
         self._grad_scaler = grad_scaler
         self._restarts = False  # whether a loaded state lacks what ranks other than the one that saved it need
-        self.local_step = self.local_step
+        self.local_step = self.local_step  # writes the key into every param group
 
     @property
     def _own(self) -> Any:
@@ -89,23 +89,23 @@ class LocalState:
         for group in self._groups:
             group[_LOCAL_STEP] = steps
 
-    def note_begun(self, *_: object) -> None:
+    def note_state(self, *_: object) -> None:
         """Note a step of the user's class, including the one with which Horovod initializes state."""
-        self.begun = True
+        self.has_state = True
 
     @torch.no_grad()
-    def begin(self) -> None:
+    def before_step(self) -> None:
         """Prepare a step: begin again from the common parameters if the state of another rank was loaded."""
         if self._restarts:
             self._restart()
-        self._rounds.begin()
+        self._rounds.before_step()
 
     def _restart(self) -> None:
-        for p, _, fragment in self._rounds.fragment_of():
+        for p, _, fragment in self._rounds.parameters():
             if p in fragment.apart:
                 shard_of(p.detach()).copy_(fragment.common[p])
         for fragment in self.fragments:
-            fragment.reset()
+            fragment.mark_common()
         self.local_step = self._rounds.next = 0
         self._restarts = False
 
@@ -113,8 +113,8 @@ class LocalState:
         """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
         self._rounds.settle()
         index = {p: number for number, p in enumerate(self._parameters())}
-        for p, _, fragment in self._rounds.fragment_of():
-            if self.begun and (p.requires_grad or p in fragment.common or p in fragment.velocity):
+        for p, _, fragment in self._rounds.parameters():
+            if self.has_state and (p.requires_grad or p in fragment.common or p in fragment.velocity):
                 entry = state["state"].setdefault(index[p], {})
                 common = fragment.common[p] if p in fragment.apart else shard_of(p.detach())
                 entry[_COMMON] = with_shard(p.detach(), common)
@@ -127,13 +127,13 @@ class LocalState:
 
     def take_from(self, state: dict[torch.Tensor, Any]) -> None:
         """Move what ``add_to`` has added out of the loaded state of an optimizer."""
-        self.begun, schedule = True, self._rounds.schedule
+        self.has_state, schedule = True, self._rounds.schedule
         moved = self.local_step > 0 or schedule.streams
         self._rounds.settle()
         for fragment in self.fragments:
-            fragment.reset()
+            fragment.mark_common()
             fragment.stepped = moved
-        for p, _, fragment in self._rounds.fragment_of():
+        for p, _, fragment in self._rounds.parameters():
             entry = state.get(p, {})
             common, velocity = entry.pop(_COMMON, None), entry.pop(_VELOCITY, None)
             fragment.velocity.pop(p, None)  # of what was trained before loading
@@ -144,8 +144,8 @@ class LocalState:
                 fragment.apart.add(p)
             if p in state and not entry:
                 del state[p]
-        self._rounds.next = schedule.begun(self.local_step, self._own.local_steps)
-        self._restarts = schedule.delays
+        self._rounds.next = schedule.due(self.local_step, self._own.local_steps)
+        self._restarts = schedule.keeps_own
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return copies of this rank's residuals, and of its parameters and optimizer after the local steps.
@@ -216,11 +216,11 @@ class LocalState:
         for fragment, buckets in zip(self.fragments, self._divide(state), strict=True):
             fragment.exchange.load_state_dict({"buckets": buckets})
         own = "optimizer" in state
-        steps, begun = self.local_step, self._rounds.next
-        self._restart()  # on rank 0, the model has loaded what this rank had moved to
+        steps, following = self.local_step, self._rounds.next
+        self._restart()  # the model has loaded what rank 0 had moved to
         if not own:
             return
-        self.local_step, self._rounds.next = steps, begun
+        self.local_step, self._rounds.next = steps, following
         self._load_optimizer(state["optimizer"])
         for fragment, saved_one in zip(self.fragments, state["fragments"], strict=True):
             self._load_fragment(fragment, saved_one)
