@@ -146,7 +146,7 @@ class _Exchange:
     def progress(self) -> Progress:
         return Progress(0, 0, self._stage)
 
-    def started(self) -> tuple[int, int]:
+    def leaves_at(self) -> tuple[int, int]:
         return 0, 0
 
     def names(self, bucket: int) -> Sequence[str]:
