@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +24,10 @@ _WINDOW = 50  # steps over which a step time is taken after the trials
 _PROBE = 4  # windows until a larger candidate is tried once; doubled after each
 _CREDIT, _SHARE = 300, 0.01  # number of trial steps always allowed, and share of all steps besides
 _MOST_STEPS = 512  # local steps that are proposed
-_WAITING = 0.5  # share of the shortest step that, spent waiting, makes local steps worth a proposal
+_WAITING = 0.5  # share of the shortest step that, spent waiting, makes another setting worth a proposal
+# Smallest density whose accuracy was measured: better than local steps with as many bytes (docs/local-steps.md).
+_LEAST = 0.001
+_SHORTER = 0.8  # ratio of two waits, at two densities, that shows that bytes take the time, and not messages
 
 
 class _State(Enum):
@@ -228,7 +231,10 @@ class Trials:
         self._note_waits(context)
 
     def _note_waits(self, context: BucketContext) -> None:
-        """Count the exposed share of the shortest step, and propose local steps once if it is more than a half."""
+        """Count the exposed share of the shortest step; if it is more than a half, propose once what shortens it.
+
+        That is a lower density if bytes take the time, and local steps if messages do, or if no lower one was measured.
+        """
         times = {index: median(times) for index, times in enumerate(self._rounds.times) if times}
         shortest = min(times, key=lambda index: times[index])
         seconds, waiting = times[shortest], median(self._rounds.waits[shortest])
@@ -237,14 +243,26 @@ class Trials:
         if context.rank or share <= _WAITING or self._proposed:
             return
         self._proposed = True
-        # No backward pass hides the exchange after local steps: propose a number that takes as long as it does.
-        steps = 2 ** math.ceil(math.log2(seconds / max(seconds - waiting, seconds / _MOST_STEPS)))
+        if self._bytes_take_the_time(times):
+            remedy = f"try densities=({_LEAST:g},) first, which costs less accuracy than local steps"
+        else:
+            # No backward pass hides the exchange after local steps: propose a number that takes as long as it does.
+            steps = 2 ** math.ceil(math.log2(seconds / max(seconds - waiting, seconds / _MOST_STEPS)))
+            remedy = (
+                f"exchange less often, by hvs.LocalOptimizer with local_steps={steps}, or {steps} times those that you "
+                "have"
+            )
         _LOG.warning(
-            "even at density %s, where steps are shortest, ranks wait for %.0f %% of a step (%.1f of %.1f ms): "
-            "exchange less often, by hvs.LocalOptimizer with local_steps=%d, or %d times those that you have "
+            "even at density %s, where steps are shortest, ranks wait for %.0f %% of a step (%.1f of %.1f ms): %s "
             "(docs/local-steps.md)",
-            *(self._candidates[shortest], 100 * share, 1000 * waiting, 1000 * seconds, steps, steps),
+            *(self._candidates[shortest], 100 * share, 1000 * waiting, 1000 * seconds, remedy),
         )
+
+    def _bytes_take_the_time(self, tried: Iterable[int]) -> bool:
+        """Return whether ranks waited less at the lowest density than at the next one, and a lower one was measured."""
+        lowest, *others = sorted(index for index in tried if self._candidates[index].density < 1)
+        waits = [median(self._rounds.waits[index]) for index in (lowest, *others[:1])]
+        return self._candidates[lowest].density > _LEAST and waits[0] < _SHORTER * waits[-1]
 
     def _note_window(self, context: BucketContext, seconds: float) -> None:
         now = self._decision

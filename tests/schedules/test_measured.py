@@ -169,19 +169,32 @@ def test_the_share_of_the_shortest_step_in_which_ranks_wait_is_reported(transpor
     assert training.events["trial_exposed_share"] == pytest.approx(exposed)
 
 
-def test_local_steps_are_proposed_once_if_ranks_wait_for_most_of_the_shortest_step(caplog):
+@pytest.mark.parametrize(
+    ("dense", "selecting", "least", "density", "remedy"),
+    [
+        (5000.0, 0.0, 1.0, "0.002", "try densities=(0.001,) first"),
+        (10000.0, 0.0, 0.001, "0.001", "hvs.LocalOptimizer with local_steps=16, or 16 times those that you have"),
+        (100.0, 9.0, 1.0, "0.002", "hvs.LocalOptimizer with local_steps=16, or 16 times those that you have"),
+    ],
+    ids=["bytes", "bytes of the lowest density that was measured", "messages"],
+)
+def test_a_remedy_is_proposed_once_if_ranks_wait_for_most_of_the_shortest_step(
+    caplog, dense, selecting, least, density, remedy
+):
     def train(transport):
-        training = Training(transport)
-        training.train(400, 1.0, 900.0)
-        assert "local steps" not in caplog.text
-        for dense in (5000.0, 900.0, 5000.0):
-            training.train(400, 1.0, dense)
+        training = Training(transport, least=least)
+        training.train(400, 1.0, 400.0)
+        assert "ranks wait" not in caplog.text
+        for slow in (True, False, True):
+            training.train(400, 1.0, dense if slow else 400.0, selecting=selecting * slow)
         assert training.events["decisions"] == 4
 
     run_ranks(1, train)
     (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert message.startswith("even at density 0.002, where steps are shortest, ranks wait for 90 % of a step (9000.0 ")
-    assert "hvs.LocalOptimizer with local_steps=16, or 16 times those that you have" in message
+    assert message.startswith(
+        f"even at density {density}, where steps are shortest, ranks wait for 90 % of a step (900"
+    )
+    assert remedy in message
 
 
 @law
