@@ -25,7 +25,7 @@ _PROBE = 4  # windows until a larger candidate is tried once; doubled after each
 _CREDIT, _SHARE = 300, 0.01  # number of trial steps always allowed, and share of all steps besides
 _MOST_STEPS = 512  # local steps that are proposed
 _WAITING = 0.5  # share of the shortest step that, spent waiting, makes another setting worth a proposal
-# Smallest density whose accuracy was measured: better than local steps with as many bytes (docs/local-steps.md).
+# Smallest density whose accuracy was measured: better than local steps at equal bytes (docs/local-steps.md).
 _LEAST = 0.001
 _SHORTER = 0.8  # ratio of two waits, at two densities, that shows that bytes take the time, and not messages
 

@@ -117,7 +117,7 @@ class Differences(Exchange):
         Args:
             differences: What this rank gives; what only others give is added.
             moving: Parameters that any rank has given.
-            given: Those of this rank; the residuals of others are kept until they are again.
+            given: Parameters that this rank has given; the residuals of others are kept until they are again.
         """
         worker, named = self.worker, {name: p for p, name in self.names.items()}
         for p in moving:
