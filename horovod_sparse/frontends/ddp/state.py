@@ -2,7 +2,6 @@
 
 # Without `from __future__ import annotations`: DDP checks the hook's annotations, which must be types, not strings.
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
@@ -32,6 +30,7 @@ from horovod_sparse.frontends.arguments import (
 )
 from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.clipping import warn_of_clipping
+from horovod_sparse.frontends.ddp.bucket import BucketFuture, gradients_of
 from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
@@ -40,62 +39,6 @@ from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
-
-
-class _BucketFuture:
-    """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
-
-    Args:
-        buffer: Memory of the DDP bucket, into which results are written.
-        exchange: The exchange.
-    """
-
-    def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
-        self._buffer = buffer
-        self._names = exchange.names
-        self._worker = weakref.proxy(exchange.worker)  # which keeps the last step, and with it this object
-        self._lock = threading.Lock()
-        self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
-        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
-        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-
-    def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Submit all gradients of this bucket, with their parameters."""
-        given = [self._worker.put(self._names[p], gradient, hold=not p.requires_grad) for p, gradient in gradients]
-        for exchanged in dict.fromkeys(given):
-            with self._lock:
-                self._waiting += 1
-            exchanged.add_done_callback(self._arrived)
-        self._arrived()
-
-    def _arrived(self, _: object = None) -> None:
-        """Count down; the last call resolves the future that DDP waits for."""
-        with self._lock:
-            self._waiting -= 1
-            complete = not self._waiting
-        if complete:
-            # On the exchange's stream, for which DDP's stream then waits.
-            with device_of(self._buffer.device).work():
-                error = self._worker.step.error
-                self.future.set_result(self._buffer if error is None else _Failure(error))  # type: ignore[arg-type]
-
-
-class _Failure:
-    """Result that raises an error where DDP takes it.
-
-    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
-    message that it builds for that calls ``str``.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __str__(self) -> str:
-        raise self._error
-
-    def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Let futures of a GPU look for tensors, which they do with pickle."""
-        return str, ()
 
 
 class SparseState(ExchangingGradients):
@@ -165,7 +108,7 @@ class SparseState(ExchangingGradients):
         self._in_backward = False  # whether this rank computes a backward pass, and a hook of a parameter has run
         self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
-        self._unplaced: list[tuple[_BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+        self._unplaced: list[tuple[BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
         separate.add(self)
@@ -272,8 +215,8 @@ class SparseState(ExchangingGradients):
                 worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        waiting = _BucketFuture(bucket.buffer(), exchange)
-        pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
+        waiting = BucketFuture(bucket.buffer(), exchange)
+        pairs = [(p, gradient) for p, gradient in gradients_of(bucket) if p.numel()]
         if any(p not in exchange.names for p, _ in pairs):
             self._unplaced.append((waiting, pairs))
         else:
@@ -468,14 +411,6 @@ class SparseState(ExchangingGradients):
         self._epoch = state["epoch"]
         self._had = state["had"]
         self._loaded = state["state"] if state["state"]["buckets"] else None
-
-
-def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the parameters of a DDP bucket and their gradients."""
-    parameters, gradients = bucket.parameters(), bucket.gradients()
-    if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
-        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
-    return zip(parameters, gradients, strict=True)
 
 
 @eager

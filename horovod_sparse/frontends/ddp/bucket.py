@@ -1,0 +1,77 @@
+"""One bucket of DDP: its gradients, and the future that DDP waits for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from horovod_sparse.engine.device import device_of
+from horovod_sparse.frontends.exchange import GradientExchange
+
+
+class BucketFuture:
+    """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
+
+    Args:
+        buffer: Memory of the DDP bucket, into which results are written.
+        exchange: The exchange.
+    """
+
+    def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
+        self._buffer = buffer
+        self._names = exchange.names  # which grows while this bucket waits for its parameters to be placed
+        self._worker = weakref.proxy(exchange.worker)  # which keeps the last step, and with it this object
+        self._lock = threading.Lock()
+        self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
+        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+
+    def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Submit all gradients of this bucket, with their parameters."""
+        given = [self._worker.put(self._names[p], gradient, hold=not p.requires_grad) for p, gradient in gradients]
+        for exchanged in dict.fromkeys(given):
+            with self._lock:
+                self._waiting += 1
+            exchanged.add_done_callback(self._arrived)
+        self._arrived()
+
+    def _arrived(self, _: object = None) -> None:
+        """Count down; the last call resolves the future that DDP waits for."""
+        with self._lock:
+            self._waiting -= 1
+            complete = not self._waiting
+        if complete:
+            # On the exchange's stream, for which DDP's stream then waits.
+            with device_of(self._buffer.device).work():
+                error = self._worker.step.error
+                self.future.set_result(self._buffer if error is None else _Failure(error))  # type: ignore[arg-type]
+
+
+class _Failure:
+    """Result that raises an error where DDP takes it.
+
+    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
+    message that it builds for that calls ``str``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        """Let futures of a GPU look for tensors, which they do with pickle."""
+        return str, ()
+
+
+def gradients_of(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the parameters of a DDP bucket and their gradients."""
+    parameters, gradients = bucket.parameters(), bucket.gradients()
+    if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
+        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
+    return zip(parameters, gradients, strict=True)
