@@ -78,7 +78,7 @@ class StepGradients:
         streams: Streams of the device on which the gradients were computed.
         ready: Points in the device's work at which the gradients are available; empty until the bucket is complete.
         done: Resolved at the end of the exchange, on success and on failure.
-        resumes: Whether they were added to the result of the last exchange, which no optimizer has applied.
+        resumes: Whether they are added to the result of the last exchange, which no optimizer has applied.
         began: Start of the exchange, in ns of ``time.perf_counter_ns``.
         ended: End of the exchange.
     """

@@ -226,6 +226,7 @@ class Exchange:
             for bucket, own in before[:-1]:  # the last one refused its state and is unchanged
                 bucket.load_state_dict(own)
             raise
+        self.worker.confirm()  # nothing that was loaded depends on results that no optimizer has applied
 
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""

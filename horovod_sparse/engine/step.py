@@ -15,7 +15,7 @@ class State(Enum):
     COLLECTING = "gradients are missing"
     EXCHANGING = "all gradients are available, and the exchange of all buckets was started"
     REDUCED = "gradients hold results that no optimizer has applied, and that the residuals depend on"
-    APPLIED = "optimizers have applied the results, the next step adds to them, or nothing depends on them"
+    APPLIED = "optimizers have applied the results, or nothing depends on them"
     SKIPPED = "the results were dropped, and the exchange was undone"
 
 

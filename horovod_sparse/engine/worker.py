@@ -359,35 +359,45 @@ class Worker:
         if step.state is State.REDUCED and not step.unapplied:
             step.enter(State.APPLIED)
 
-    def unapplied_buckets(self) -> list[int]:
-        """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
-        return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
+    def unapplied_buckets(self, resumed: bool = False) -> list[int]:
+        """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied.
+
+        Args:
+            resumed: Return those to which a backward pass has added, instead of the others.
+        """
+        unapplied = self.step.unapplied if self.step.state is State.REDUCED else []
+        return [bucket.layout.number for bucket in unapplied if bucket.collected.resumes == resumed]
 
     def resume(self, numbers: Container[int]) -> None:
-        """Let the next backward pass add to results that no optimizer has applied, by the numbers of their buckets."""
-        step = self.step
+        """Let the next exchange add to results that no optimizer has applied, by the numbers of their buckets."""
         with self._lock:
-            for bucket in [bucket for bucket in step.unapplied if bucket.layout.number in numbers]:
-                step.unapplied.remove(bucket)
-                bucket.collected.resumes = True
-            if step.state is State.REDUCED and not step.unapplied:
-                step.enter(State.APPLIED)
+            for bucket in self.step.unapplied:
+                bucket.collected.resumes |= bucket.layout.number in numbers
 
-    def drop_unapplied(self) -> None:
-        """Undo the exchange of results that no optimizer has applied; RuntimeError if they cannot be undone."""
+    def drop_unapplied(self, resumed: Container[int] = ()) -> None:
+        """Undo the exchange of results that no optimizer has applied; RuntimeError if they cannot be undone.
+
+        Args:
+            resumed: Numbers of buckets to drop, too, of those to which a backward pass has added.
+        """
         with self._lock:
-            self._drop()
+            self._drop(resumed)
 
     def undo_unapplied(self) -> None:
         """Undo a step that was exchanged but not applied, if it can be; to be called between steps."""
         self._require_complete()
         with self._lock:
             if self._undoable:
-                self._drop()
+                self._drop(self.unapplied_buckets(resumed=True))
 
-    def _drop(self) -> None:
-        """Undo the exchange of results that are not applied."""
-        if self.step.state is not State.REDUCED:
+    def _drop(self, resumed: Container[int] = ()) -> None:
+        """Undo the exchange of results that are not applied; of those that are added to, only the given buckets'."""
+        dropped = [
+            bucket
+            for bucket in (self.step.unapplied if self.step.state is State.REDUCED else ())
+            if not bucket.collected.resumes or bucket.layout.number in resumed
+        ]
+        if not dropped:
             return
         if not self._undoable:
             raise RuntimeError(
@@ -396,10 +406,12 @@ class Worker:
                 f"without an exchange ({self.without_exchange}), pass the grad_scaler if it skips steps, or pass "
                 "undoable=True, which keeps the state before each step"
             )
-        for bucket in reversed(self.step.unapplied):  # the first one keeps the shared state from before the step
+        for bucket in reversed(dropped):  # the first one keeps the shared state from before the step
             bucket.undo()
-        self.step.unapplied = []
-        self.step.enter(State.SKIPPED)
+            bucket.collected.resumes = False
+            self.step.unapplied.remove(bucket)
+        if not self.step.unapplied:
+            self.step.enter(State.SKIPPED)
 
     def progress(self) -> Progress:
         """Return the progress of the exchange, for other threads."""

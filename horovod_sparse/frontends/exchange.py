@@ -49,6 +49,7 @@ class GradientExchange(Exchange):
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         selected: What was delivered of each parameter whose gradient is selected from.
+        last_pass: Torch's number of the last backward pass that has added to gradients; negative: none.
         instead_of_clipping: The argument.
         settle: The argument.
     """
@@ -71,6 +72,7 @@ class GradientExchange(Exchange):
         adaptive = any(map(is_adaptive, optimizers))
         super().__init__(sparse, transport, factor, stall, adaptive=adaptive, **settings)
         self.names: dict[torch.Tensor, str] = {}
+        self.last_pass = -1
         self.selected: Mapping[torch.Tensor, Delivered] = {}
         self.settle, self.instead_of_clipping = settle, instead_of_clipping
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]

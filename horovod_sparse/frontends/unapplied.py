@@ -33,16 +33,19 @@ def begin_backward(exchange: GradientExchange) -> None:
         hooks.note_changes(optimizer)
     holding = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.may_hold_momentum}
     unapplied = exchange.worker.unapplied_buckets()
-    if not (holding or unapplied) or _returns_gradients(exchange.selected):
+    # What an earlier pass has added to, without an exchange, may have been cleared since.
+    resumed = exchange.worker.unapplied_buckets(resumed=True) if _is_new_pass(exchange) else []
+    if not (holding or unapplied or resumed) or _returns_gradients(exchange.selected):
         return
     for optimizer, hooks in holding.items():
         hooks.note_backward(optimizer)
-    if not unapplied:
+    if not (unapplied or resumed):
         return
     require_known(exchange)
     buckets = by_bucket(exchange.selected)
     known = [number for number in unapplied if number in buckets]
     kept = [number for number in known if _require_kept_or_cleared(buckets[number], exchange.factor)]
+    cleared = [number for number in resumed if not _require_kept_or_cleared(buckets[number])]
     momentum = exchange.compression.momentum
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
@@ -51,7 +54,13 @@ def begin_backward(exchange: GradientExchange) -> None:
             f"({exchange.worker.without_exchange}), or set momentum=None in the compression"
         )
     exchange.worker.resume(kept)
-    exchange.worker.drop_unapplied()
+    exchange.worker.drop_unapplied(cleared)
+
+
+def _is_new_pass(exchange: GradientExchange) -> bool:
+    """Return whether this is the first call in a backward pass, whose gradients do not hold anything of it yet."""
+    last, exchange.last_pass = exchange.last_pass, torch._C._current_graph_task_id()
+    return exchange.last_pass < 0 or exchange.last_pass != last
 
 
 def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:
@@ -69,13 +78,18 @@ def _is_captured(accumulation: Node) -> bool:
     return False
 
 
-def _require_kept_or_cleared(parameters: Mapping[torch.Tensor, Delivered], factor: float) -> bool:
-    """Return whether a bucket's gradients hold the last result; raise RuntimeError if only some were cleared."""
+def _require_kept_or_cleared(parameters: Mapping[torch.Tensor, Delivered], factor: float | None = None) -> bool:
+    """Return whether a bucket's gradients hold the last result; raise RuntimeError if only some were cleared.
+
+    Args:
+        parameters: The bucket's parameters.
+        factor: What the result was multiplied by; None: the gradients hold more than the result.
+    """
     gradients, delivered = [p.grad for p in parameters], next(iter(parameters.values()))
     if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
         sample = delivered.sample  # if these are zeros, they look like cleared gradients
         return None not in gradients and sample is not None and not sample.values.any()
-    scale = factor_of(parameters, factor)
+    scale = None if factor is None else factor_of(parameters, factor)
     if None in gradients or (scale is not None and abs(scale - 1) > 1e-2):
         raise RuntimeError(
             f"rank {job().rank}: some gradients of bucket {delivered.number} were cleared or changed after their "

@@ -114,6 +114,34 @@ def test_exchanged_passes_that_add_up_belong_to_one_step(comm, front_end, name, 
     assert front_end.everywhere(moved(training) == pytest.approx(expected, rel=1e-5, abs=1e-4))
 
 
+@pytest.mark.parametrize("front_end", ["DDP", "FSDP2"], indirect=True)
+@pytest.mark.parametrize("undoable", [False, True])
+def test_results_may_be_cleared_after_a_pass_that_adds_to_them_without_an_exchange(front_end, undoable):
+    ends = []
+
+    def drop(training, step):
+        exchange(training, 1000 + step)
+        with front_end.accumulating(training, False):
+            (training.model(front_end.rank, step) * 0).backward()  # FSDP keeps what it accumulates
+        training.zero_grad()
+        front_end.accumulating(training, True)
+
+    for dropped in (False, True):
+        training = made(front_end, "topka", plain, undoable=undoable)
+        for step in range(12):
+            if dropped and step % 3 == 1:
+                drop(training, step)
+                if not undoable and front_end.ranks > 1:
+                    with pytest.raises(RuntimeError, match="cleared without a step"):
+                        exchange(training, step)
+                    return
+            with exchange(training, step):
+                training.step()
+            training.zero_grad()
+        ends.append(training.parameters())
+    assert front_end.everywhere(same(*ends))
+
+
 @every
 def test_nothing_is_lost_when_steps_of_several_passes_are_dropped_at_random(comm, front_end):
     training = made(front_end, "topka", plain, undoable=True)
