@@ -87,8 +87,11 @@ class Hierarchical(Base):
         return self._across(vector, k, lambda outer, total: outer.allreduce(total, k))
 
     def region(self, size: int) -> tuple[int, int] | None:
-        """Return the region of the collective across nodes, on their first ranks; on one node, of that within."""
-        owner = self._inner if self._nodes == 1 else self._outer
+        """Return the region of the collective across nodes, on their first ranks; on one node, of that within.
+
+        After a dense sum within nodes, the sum across them is dense, too, and nobody owns a region.
+        """
+        owner = self._inner if self._nodes == 1 or isinstance(self._inner, Dense) else self._outer
         region: tuple[int, int] | None = None if owner is None else owner.region(size)
         return region
 

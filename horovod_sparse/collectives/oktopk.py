@@ -17,7 +17,7 @@ from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
 from horovod_sparse.collectives.region import Region
 from horovod_sparse.collectives.split import split_reduce
-from horovod_sparse.costs.accuracy import sums
+from horovod_sparse.costs.accuracy import sums as keep_of
 from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Accumulator, BucketContext, Reduced, SparseVector
@@ -55,13 +55,14 @@ class _Part(NamedTuple):
 
 
 class OkTopk(Base):
-    """Sums regions with about equal numbers of entries, and keeps about the k largest sums.
+    """Sums regions with about equal numbers of entries, and sends about the k largest sums to all ranks.
 
-    Entries whose index is not in the total are returned to the ranks that selected them. The boundaries of the regions
+    Without ``keep``, entries whose index is not in the total are returned to the ranks that selected them. With it, the
+    total has about keep * k sums, and owners of regions hold what they do not send. The boundaries of the regions
     are computed every ``tau_partition`` steps and the global threshold every ``tau_threshold`` steps; both are reused
     in between. If the total would leave its band with a reused threshold, the threshold is nudged once; if that is not
-    enough, the exact one is computed in the same step, so that every total stays inside the band. Sums are compared
-    with the threshold before their owner rounds them.
+    enough, the exact one is computed in the same step, so that every total stays inside the band, unless there are too
+    few sums. Sums are compared with the threshold before their owner rounds them.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class OkTopk(Base):
                 ranks select the same positions.
             tau_threshold: Steps between exact global thresholds.
             tau_partition: Steps between partitions into regions.
-            global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
+            global_low: Lower end of the band for the number of entries of the total, as a fraction of k or keep * k.
             global_high: Upper end of the band.
             global_up: Factor on a reused threshold that too many sums reach.
             global_down: Divisor of a reused threshold that too few sums reach.
@@ -96,7 +97,7 @@ class OkTopk(Base):
         o = options
         band = (o.global_low, o.global_high, o.global_up, o.global_down)
         self._threshold = ReusedThreshold(o.tau_threshold, *band, context.events)
-        self._keep = sums(o.keep, context.ranks, context.adaptive)
+        self._keep = keep_of(o.keep, context.ranks, context.adaptive)
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 
@@ -118,9 +119,9 @@ class OkTopk(Base):
             *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
         )
         region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
-        candidates = region.take_above(self._threshold.value * _NEAR)
+        candidates = region.take_above(self._threshold.value * min(_NEAR, 1 / self._options.global_down))
         assert self._keep is not None
-        part = self._select(candidates, max(1, round(self._keep * k)), region)
+        part = self._select(candidates, min(vector.size, max(1, round(self._keep * k))), region)
         returned = region.returned(part.sent)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)
@@ -150,7 +151,7 @@ class OkTopk(Base):
 
     def _gather(self, part: _Part, wire: Wire, size: int) -> tuple[SparseVector, SparseVector | None]:
         """Return the total, and the rounding errors of the sums that this rank has sent."""
-        if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
+        if saving(part.counts) * sum(part.lengths) > _WORTH * sum(part.counts):
             part = self._offer(balance(self._transport, self._wire.exact, part.sent, part.counts))
         messages = self._transport.allgather(part.message, part.lengths)
         total = SparseVector(*concatenate(wire.unpack_all(messages, size)), size, shared=True)

@@ -15,7 +15,7 @@ class Region:
     Args:
         begin: First position of the region.
         own: What the owner holds of the region, with positions from 0. In its gaps, where nothing of this rank takes
-            part, only positions that have arrived are summed.
+            part, it is added only to sums other than 0 that have arrived.
         arrived: Sums of what all ranks have sent, in positions of the bucket.
 
     Attributes:
@@ -31,10 +31,11 @@ class Region:
         places = self._kernels.shifted(indices, -begin)
         gaps = [(start, self.sums[start:end]) for start, end in _gaps(own.gradients, own.size)]
         if gaps:
-            there = self._kernels.take(gaps, self.sums, places)
+            given = places[values != 0]  # random selections have zeros at the positions of frozen parameters
+            there = self._kernels.take(gaps, self.sums, given)
             for _, gap in gaps:
                 gap[...] = 0
-            self._kernels.add(places, there, self.sums)
+            self._kernels.add(given, there, self.sums)
         self._kernels.add(places, values, self.sums)
 
     def take_above(self, threshold: float) -> SparseVector:

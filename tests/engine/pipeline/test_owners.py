@@ -64,6 +64,7 @@ RULES = [
     "oktopk:density=0.02,keep=3,sparsifier=dgc,wire=log4,tau_partition=8",
     "oktopk:density=0.05,keep=1,sparsifier=gaussiank,wire=bfloat16,indices=coded",
     "hierarchical:density=0.05,node_ranks=2,keep=2,wire=log8",
+    "hierarchical:density=0.05,node_ranks=2,inner=dense,keep=2",
     "oktopk:density=0.05,keep=1,sparsifier=randomk,shared=False",
     "oktopk:density=0.05,keep=1,schedule=warmup,steps_per_epoch=50,warmup_densities=(1.0,0.1,1.0)",
     "oktopk:density=0.05,keep=1,schedule=gravac,cf_max=100,eps=0.1,window=5",
@@ -115,6 +116,19 @@ def test_residuals_of_frozen_parameters_are_kept_until_these_train_again(transpo
     for _ in range(100):
         delivered += run(pipeline, np.zeros(SIZE, np.float32))
     assert everywhere(transport, np.allclose(delivered[300:900], summed(transport, kept), atol=1e-3))
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "randomk,shared=False"])
+def test_nothing_of_a_frozen_parameter_is_in_a_total(transport, sparsifier):
+    """A random selection on every rank draws its positions, too."""
+    pipeline, draw = build(transport, f"oktopk:density=0.3,keep=1,sparsifier={sparsifier}"), own(transport)
+    for _ in range(5):
+        run(pipeline, eighths(draw, SIZE, 64))
+    kept = residual(pipeline)[300:900]
+    for _ in range(20):
+        segments = [(0, eighths(draw, 300, 64)), (900, eighths(draw, 300, 64))]
+        assert everywhere(transport, not run(pipeline, segments)[300:900].any())
+    assert everywhere(transport, np.array_equal(residual(pipeline)[300:900], kept))
 
 
 def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send(transport):
