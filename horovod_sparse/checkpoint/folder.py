@@ -60,7 +60,7 @@ class Folder:
                 if self.place(step) != self.of(step):
                     self.place(step).rename(self.of(step))
             for leftover in [*self.path.glob(f"step-*{_PARTIAL}*"), *self.path.glob(f"step-*{_REPLACED}")]:
-                _remove(leftover)
+                _try_to_remove(leftover)
 
     @property
     def last_number(self) -> int:
@@ -210,6 +210,14 @@ def _step(name: str, suffix: str = "") -> int | None:
     match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
     # The name must be what `Folder.of` returns: no extra zeros.
     return int(match[1]) if match and f"{int(match[1]):08d}" == match[1] else None
+
+
+def _try_to_remove(leftover: Path) -> None:
+    """Remove a path; log a failure, such as of a file that a stopping job still writes, or has open over NFS."""
+    try:
+        _remove(leftover)
+    except OSError as error:
+        _LOG.warning("%s could not be deleted: %s", leftover, error)
 
 
 def _remove(path: Path) -> None:

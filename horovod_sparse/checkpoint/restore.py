@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,7 +141,9 @@ def restore(
             objects |= {("others", name): other for name, other in others.items()}
             shared = join(shared, [part["shards"] for part in content.sharded], objects)
     with together(transport, what):
-        model.load_state_dict({**shared["model"], **buffers})
+        of_model = copy.copy(shared["model"])  # with the modules' versions
+        of_model.update(buffers)
+        model.load_state_dict(of_model)
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
     with together(transport, what):  # what precedes may fail on one rank, and new buckets are created by all

@@ -23,11 +23,12 @@ class Staging:
         self._used = 0
         self._copies: dict[Any, torch.Tensor] = {}  # of this save, by source: tied parameters stay tied
         self._own: set[int] = set()
-        self._needs_sync = False
+        self._gpus: set[torch.device] = set()  # from which copies are under way
 
     def begin(self) -> None:
         """Release the copies of the previous save."""
-        self._used, self._needs_sync = 0, False
+        self._used = 0
+        self._gpus.clear()
         self._copies.clear()
         self._own.clear()
 
@@ -47,13 +48,16 @@ class Staging:
         Arrays that ``array`` has copied since ``begin`` are not copied again.
         """
         copied = self._copy(state)
-        if self._needs_sync:
-            torch.cuda.synchronize()
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
         return copied
 
     def _copy(self, state: Any) -> Any:
         if type(state) in (dict, OrderedDict):
-            return type(state)((key, self._copy(value)) for key, value in state.items())
+            copied = type(state)((key, self._copy(value)) for key, value in state.items())
+            if vars_of := getattr(state, "__dict__", None):  # a module's versions
+                vars(copied).update(copy.deepcopy(vars_of))
+            return copied
         if type(state) in (list, tuple):
             return type(state)(self._copy(item) for item in state)
         if type(state) in (torch.Tensor, nn.Parameter) and state.layout is torch.strided and not state.is_meta:
@@ -67,7 +71,8 @@ class Staging:
         if key not in self._copies:
             on_gpu = tensor.is_cuda
             self._copies[key] = self._buffer(tensor, pinned=on_gpu).copy_(tensor, non_blocking=on_gpu)
-            self._needs_sync |= on_gpu
+            if on_gpu:
+                self._gpus.add(tensor.device)
         return self._copies[key]
 
     def _buffer(self, like: torch.Tensor, pinned: bool) -> torch.Tensor:

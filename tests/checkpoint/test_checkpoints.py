@@ -81,6 +81,25 @@ def test_horovods_own_optimizer_can_be_saved(hvd, comm, checkpoints):
     assert "residuals start empty: the checkpoint was saved with a dense exchange" in note
 
 
+class Versioned(torch.nn.Linear):
+    _version = 3
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *arguments):
+        self.loaded = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+
+@pytest.mark.parametrize("save", ["save", "async_save"])
+def test_a_module_is_told_the_version_that_was_saved(hvd, comm, checkpoints, save):
+    model = Versioned(4, 3)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    getattr(checkpoints, save)(0, model=model, optimizer=optimizer)
+    checkpoints.wait()
+    checkpoints.load(model=model, optimizer=optimizer)
+    assert everywhere(comm, model.loaded == 3)
+
+
 def test_loading_from_an_empty_folder_returns_nothing(comm, run, checkpoints):
     assert everywhere(comm, checkpoints.load(**run.states) is None)
     assert "holds no checkpoint of step 7; available: none" in refusal(

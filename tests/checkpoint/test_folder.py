@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -60,6 +61,19 @@ STRAY = [
     *("step-00000099.replaced", "step-00000099.partial", "step-00000099.partial-0123abcd", "step-٠٠٠٠٠٠٩٩"),
     *("step-000000099", "step-99", "step-00000099.replaced.partial", "step-", "step--0000099", "steps-00000099"),
 ]
+
+
+def test_a_leftover_that_cannot_be_deleted_stops_no_save(folder, monkeypatch, caplog):
+    leftover = folder.partial(30, "89abcdef")
+    leftover.mkdir()
+
+    def refuse(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
+    monkeypatch.setattr("horovod_sparse.checkpoint.folder._remove", refuse)
+    save(folder, 30)
+    assert folder.steps() == [10, 20, 30]
+    assert f"{leftover} could not be deleted" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])

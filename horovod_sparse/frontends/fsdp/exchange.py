@@ -69,7 +69,6 @@ class ReplicaExchange(ModelExchange):
         with process.communicating("sparse_all_reduce()", transport):
             stalls = (stall_timeout, stall_abort)
             agree_on(transport, lambda: self._facts(group, model, grad_scaler, undoable, residual_unit, stalls))
-        self._serve(model)
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
         self._exchange = GradientExchange(
@@ -87,6 +86,7 @@ class ReplicaExchange(ModelExchange):
         )
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
         self._exchange.place(self._parameters, first_in_forward=[used])
+        self._serve(model)
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters

@@ -1,4 +1,4 @@
-"""Parameters of a model that FSDP2 shards, and the checks that a sparse exchange between replicas needs."""
+"""Parameters of a model that FSDP2 shards, and the checks that sparse exchanges need."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-
-try:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-except ImportError as error:
-    raise ImportError(f"hvs.fsdp needs FSDP2 of torch 2.6 or later, and this is torch {torch.__version__}") from error
-
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 # FSDP's private attributes for a factor of the user's; the second one in torch 2.6.
 _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")

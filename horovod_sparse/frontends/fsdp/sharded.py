@@ -107,7 +107,6 @@ class ShardedExchange(ModelExchange):
             sums = None if nodes is None else NodeSums(nodes, transport, world)
         self._shard, self._shards = transport.rank, transport.size
         self._owners = list(range(transport.size)) if sums is None else sums.owners
-        self._serve(model)
         me = weakref.proxy(self)
         self._exchange = _Buckets(
             compression,
@@ -126,6 +125,7 @@ class ShardedExchange(ModelExchange):
             self._members = self._exchange.scatter(self._units)
             for unit in self._units:
                 unit.attach(me, sums)
+        self._serve(model)
 
     def _facts(self, model: nn.Module, *settings: Any) -> dict[str, Any]:
         """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
