@@ -58,7 +58,7 @@ class OkTopk(Base):
     """Sums regions with about equal numbers of entries, and sends about the k largest sums to all ranks.
 
     Without ``keep``, entries whose index is not in the total are returned to the ranks that selected them. With it, the
-    total has about keep * k sums, and owners of regions hold what they do not send. The boundaries of the regions
+    total has about keep * k sums, and owners of regions keep what they do not send. The boundaries of the regions
     are computed every ``tau_partition`` steps and the global threshold every ``tau_threshold`` steps; both are reused
     in between. If the total would leave its band with a reused threshold, the threshold is nudged once; if that is not
     enough, the exact one is computed in the same step, so that every total stays inside the band, unless there are too

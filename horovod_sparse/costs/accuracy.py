@@ -57,7 +57,9 @@ TRAININGS = (
     Training("SGD", 64, 300, 3, "topka", 0.01, 36.56, 36.04),
     Training("SGD", 64, 300, 3, "oktopk", 0.01, 36.77, 36.04),
     Training("SGD", 64, 1000, 1, "oktopk", 0.01, 19.03, 18.73),
+    Training("AdamW", 16, 1000, 1, "topka", 0.01, 24.49, 24.82),
     Training("AdamW", 16, 1000, 3, "oktopk", 0.01, 24.6354, 24.8048),
+    Training("AdamW", 64, 300, 1, "topka", 0.01, 33.68, 32.20),
     Training("AdamW", 64, 300, 3, "oktopk", 0.01, 33.52, 31.78),
     Training("AdamW", 64, 1000, 1, "oktopk", 0.01, 18.92, 19.09),
 )
