@@ -26,5 +26,5 @@ class PyHorovodSparse(PythonPackage):
         depends_on("py-ml-dtypes@0.4:")
         depends_on("py-mpi4py@4.0:")
         depends_on("py-numpy@1.26:")
-        depends_on("py-torch@2.3:")
+        depends_on("py-torch@2.6:")
         depends_on("py-cupy@13:", when="+cuda")
