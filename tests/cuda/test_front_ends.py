@@ -19,7 +19,7 @@ from training import Given, agree, sgd
 
 import horovod_sparse as hvs
 from horovod_sparse.engine import layout
-from horovod_sparse.frontends.ddp import state as ddp_state
+from horovod_sparse.frontends.ddp import bucket
 
 pytestmark = pytest.mark.mpi
 
@@ -68,7 +68,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if not emulated():
         return torch.device("cuda", torch.cuda.current_device())
     pretended = EmulatedDevice()
-    for module in (layout, ddp_state):
+    for module in (layout, bucket):
         monkeypatch.setattr(module, "device_of", lambda _: pretended)
     return torch.device("cpu")
 
