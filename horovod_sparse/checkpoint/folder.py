@@ -96,8 +96,7 @@ class Folder:
                 final.rename(replaced)
             partial.rename(final)
             sync(self.path)
-        with suppress(OSError):
-            _remove(replaced)
+        _try_to_remove(replaced)
 
     def prune(self, keep: int) -> list[Manifest]:
         """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
