@@ -28,6 +28,7 @@ _SPECS = {
     "FSDP2": "",
     "residual": "topka:density=0.01",
     "conef, sketch": "conef:density=0.01,saving=0.9",
+    "conef, 16 bits": "topka:density=0.01,memory=conef,compressor=quantize,bits=16",
     "conef, 8 bits": "topka:density=0.01,memory=conef,compressor=quantize",
     "conef, 4 bits": "topka:density=0.01,memory=conef,compressor=quantize,bits=4",
     "improved, 8 bits": "topka:density=0.01,memory=improved,compressor=quantize",

@@ -440,26 +440,26 @@ BLOCK = 256
 
 
 def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
-    level = 2 ** (bits - 1) - 1
+    level, code = 2 ** (bits - 1) - 1, np.uint16 if bits == 16 else np.uint8
     blocks = [buffer[i : i + BLOCK] for i in range(0, len(buffer), BLOCK)]
-    units = np.array([unit_of(block, level) for block in blocks], np.float32)
-    codes = [np.zeros(0, np.uint8)]
+    units = np.array([unit_of(block, bits) for block in blocks], np.float32)
+    codes = [np.zeros(0, code)]
     for b, (block, unit) in enumerate(zip(blocks, units, strict=True)):
         drawn = draw(seed, b)[: len(block)]
         exact = block / block.dtype.type(unit) if unit > 0 else np.zeros_like(block)
         below = np.floor(exact)
         multiples = below + (drawn < exact - below)
-        codes.append(pack((multiples + level).astype(np.uint8), bits, level))
+        codes.append(pack((multiples + level).astype(code), bits, level))
     return np.concatenate(codes), units
 
 
-def unit_of(block: Array, level: int) -> float:
-    """Return the smallest number with 16 significant bits that is at least the largest magnitude / level."""
+def unit_of(block: Array, bits: int) -> float:
+    """Return the smallest number with 24 - bits significant bits that is at least the largest magnitude / level."""
     largest = float(np.max(np.abs(block)))
     if largest == 0:
         return 0.0
-    mantissa, exponent = np.frexp(largest / level)
-    unit = float(np.ldexp(np.ceil(np.ldexp(mantissa, 16)), exponent - 16))
+    mantissa, exponent = np.frexp(largest / (2 ** (bits - 1) - 1))
+    unit = float(np.ldexp(np.ceil(np.ldexp(mantissa, 24 - bits)), exponent - (24 - bits)))
     return max(unit, 2.0**-126) if unit <= np.finfo(np.float32).max else np.nan
 
 
@@ -471,7 +471,7 @@ def draw(seed: int, block: int) -> Array:
 
 
 def pack(codes: Array, bits: int, level: int) -> Array:
-    if bits == 8:
+    if bits != 4:
         return codes
     padded = np.append(codes, np.full(len(codes) % 2, level, np.uint8))
     low, high = np.split(padded, 2)
@@ -482,7 +482,8 @@ def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: floa
     level, real = 2 ** (bits - 1) - 1, buffer.dtype.type
     for b, unit in enumerate(units):
         block = buffer[b * BLOCK : (b + 1) * BLOCK]
-        packed = codes[b * BLOCK * bits // 8 : (b + 1) * BLOCK * bits // 8]
-        wide = packed if bits == 8 else np.concatenate([packed & 15, packed >> 4])[: len(block)]
+        per_block = BLOCK // 2 if bits == 4 else BLOCK
+        packed = codes[b * per_block : (b + 1) * per_block]
+        wide = np.concatenate([packed & 15, packed >> 4])[: len(block)] if bits == 4 else packed
         found = (wide.astype(buffer.dtype) - real(level)) * (real(scale) * real(unit))
         block[:] = block + found if add else found

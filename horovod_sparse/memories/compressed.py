@@ -18,14 +18,14 @@ class CompressedOptions(RuleOptions):
         compressor: ``sketch`` for a count sketch, ``quantize`` for stochastic quantization.
         saving: Fraction of a residual's memory that a sketch saves, in (0, 1).
         rows: Number of hash functions of a sketch: 1, 3 or 5.
-        bits: Bits per quantized element: 4 or 8.
+        bits: Bits per quantized element: 4, 8 or 16.
         seed: Seed of the sketch's hash or of the random rounding.
     """
 
     compressor: str = one_of("sketch", "sketch", "quantize")
     saving: float = number(0.6, above=0, below=1, hint="0.6 keeps a sketch of 40 % of the residual's size")
     rows: int = one_of(1, 1, 3, 5, hint="a value is the median over the rows")
-    bits: int = one_of(8, 4, 8)
+    bits: int = one_of(8, 4, 8, 16)
     seed: int = integer(0)
 
     def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:

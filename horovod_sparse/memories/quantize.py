@@ -15,11 +15,11 @@ from horovod_sparse.rules.states import checked_number
 
 
 class Quantization:
-    """Error compressor with codes of 4 or 8 bits and one scale per block; rounds each value up or down at random.
+    """Error compressor with codes of 4, 8 or 16 bits and one scale per block; rounds each value up or down at random.
 
     Args:
         context: The bucket and the rank.
-        bits: Bits per element: 4 or 8.
+        bits: Bits per element: 4, 8 or 16.
         seed: Seed of the random rounding, which is independent between ranks, buckets and steps.
         part: Number of this error compressor within its bucket; part of the seed.
     """

@@ -88,13 +88,13 @@ def on_values(dtype: Any) -> dict[str, list[Case]]:
     values = normal(N, seed=1).astype(dtype)
     bfloat16 = reference.narrow(values, "bfloat16")
     sketches = [(reference.sketch_length(N, 0.4, rows), rows) for rows in (1, 3, 5)]
-    codes = [(bits, reference.quantize(values[:UNITS], bits, 7)) for bits in (4, 8)]
+    codes = [(bits, reference.quantize(values[:UNITS], bits, 7)) for bits in (4, 8, 16)]
     log = [(4, 0x40A00000, 21), (8, 0x42F00000, 20)]
     return {
         "sketch_length": [(N, 0.4, 3)],
         "sketch_update": [(normal(n, 9).astype(dtype), values, INDICES, rows, 7, 0.5) for n, rows in sketches],
         "sketch_query": [(normal(n, 9).astype(dtype), values, rows, 7) for n, rows in sketches],
-        "quantize": [(values[:UNITS], bits, 7) for bits in (4, 8)],
+        "quantize": [(values[:UNITS], bits, 7) for bits in (4, 8, 16)],
         "dequantize": [(*coded, values[:UNITS], bits, 0.5) for bits, coded in codes],
         "key_range": [(values,), (values[:0],)],
         "round_levels": [(values, *levels) for levels in log],

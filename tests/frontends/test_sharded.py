@@ -109,6 +109,7 @@ def test_residuals_follow_the_learning_rate_as_updates_with_sgd_only(comm, shard
 MEMORIES = [
     "topka:memory=none",
     "topka:memory=conef,compressor=quantize",
+    "topka:memory=conef,compressor=quantize,bits=16",
     "topka:memory=partial,compressor=quantize",
     "topka:memory=improved,compressor=quantize",
     "conef:saving=0.5",

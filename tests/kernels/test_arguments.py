@@ -220,7 +220,8 @@ def numbers() -> Iterator[Case]:
         yield both("shift", constant(shift), message, {"count_magnitudes"})
     for bits in (0, 17):
         yield both("bits", constant(bits), f"bits must be 1 .. 16, not {bits}", {"count_magnitudes"})
-    yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize", *LEVELS})
+    yield both("bits", constant(5), "bits must be 4 or 8, not 5", LEVELS)
+    yield both("bits", constant(5), "bits must be 4, 8 or 16, not 5", {"quantize", "dequantize"})
     for parameter, wrong in (("top", 1), ("top", 0x7F800000), ("shift", 15), ("shift", 24)):
         yield both(parameter, constant(wrong), f"{parameter} .*{wrong}", LEVELS)
     for parameter, wrong in (("count", 0), ("count", 99), ("first", -1), ("bits", 25)):
@@ -239,6 +240,7 @@ def memories() -> Iterator[Case]:
     yield both("buffer", lambda put: put(np.ones(40_000, np.float32)), "32 counters do not fit", of)
     yield both("buffer", lambda put: put(F32)[:0], "32 counters do not fit a bucket of 0", of)
     yield both("bits", constant(4), "codes: has 8 elements, but the buffer needs 4", {"dequantize"})
+    yield both("bits", constant(16), "codes: dtype uint8 is not uint16", {"dequantize"})
     yield both("units", lambda put: put(UNITS)[:0], "units: has 0 elements, but the buffer needs 1")
     yield both("units", lambda put: put(ONE), "units: dtype float64 is not float32")
     yield both("codes", lambda put: put(F32), "codes: dtype float32 is not uint8")

@@ -21,6 +21,7 @@ KINDS = [
     ("none", {}, 0.0),
     ("conef", {}, 1e-6),
     ("conef", {"compressor": "quantize"}, 0.02),
+    ("conef", {"compressor": "quantize", "bits": 16}, 1e-4),
     ("partial", {"compressor": "quantize", "beta": 0.25}, 0.02),
     ("improved", {"version": 1, "compressor": "quantize"}, 0.02),
     ("improved", {"version": 2}, 1e-6),

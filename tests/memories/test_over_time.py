@@ -26,7 +26,7 @@ CODES = [{"compressor": "quantize", "bits": bits} for bits in (8, 4)]
 OPTIONS = {
     "residual": [{}],
     "none": [{}],
-    "conef": SKETCHES + CODES,
+    "conef": [*SKETCHES, *CODES, {"compressor": "quantize", "bits": 16}],
     "partial": [{**one, "beta": beta} for one in SKETCHES + CODES for beta in (0.1, 0.5, 0.9)],
     "improved": [{**one, "version": 2} for one in SKETCHES + CODES] + [{**one, "version": 1} for one in CODES],
     "momentum": [

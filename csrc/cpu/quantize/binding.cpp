@@ -1,6 +1,7 @@
 #include "binding.hpp"
 
 #include <string>
+#include <type_traits>
 
 #include "arguments.hpp"
 #include "quantize/quantize.hpp"
@@ -8,9 +9,14 @@
 namespace hvs {
 namespace {
 
-int as_bits(std::int64_t bits) {
-  if (bits != 4 && bits != 8) refuse("bits must be 4 or 8, not " + std::to_string(bits));
-  return int(bits);
+// Calls work with the number of bits as a constant.
+template <class Work> auto with_bits(std::int64_t bits, const Work& work) {
+  switch (bits) {
+    case 4: return work(std::integral_constant<int, 4>{});
+    case 8: return work(std::integral_constant<int, 8>{});
+    case 16: return work(std::integral_constant<int, 16>{});
+    default: refuse("bits must be 4, 8 or 16, not " + std::to_string(bits));
+  }
 }
 
 py::tuple py_quantize(py::handle object, std::int64_t bits, std::int64_t seed) {
@@ -18,19 +24,20 @@ py::tuple py_quantize(py::handle object, std::int64_t bits, std::int64_t seed) {
   return with_real(buffer, "buffer", [&](auto real) {
     using Real = decltype(real);
     check_plain(buffer, Access::read, "buffer");
-    const int width = as_bits(bits);
-    const std::uint64_t key = as_seed(seed);
-    const auto size = std::size_t(buffer.shape(0));
-    py::array_t<std::uint8_t> codes(static_cast<py::ssize_t>(code_bytes(size, width)));
-    py::array_t<float> units(static_cast<py::ssize_t>(quantized_blocks(size)));
-    const auto* const from = reinterpret_cast<const Real*>(data_of(buffer));
-    std::uint8_t* const to_codes = codes.mutable_data();
-    float* const to_units = units.mutable_data();
-    {
-      const py::gil_scoped_release release;
-      quantize(from, size, width, key, to_codes, to_units);
-    }
-    return py::make_tuple(std::move(codes), std::move(units));
+    return with_bits(bits, [&](auto width) -> py::tuple {
+      const std::uint64_t key = as_seed(seed);
+      const auto size = std::size_t(buffer.shape(0));
+      py::array_t<Code<width>> codes(static_cast<py::ssize_t>(code_count(size, width)));
+      py::array_t<float> units(static_cast<py::ssize_t>(quantized_blocks(size)));
+      const auto* const from = reinterpret_cast<const Real*>(data_of(buffer));
+      auto* const to_codes = codes.mutable_data();
+      float* const to_units = units.mutable_data();
+      {
+        const py::gil_scoped_release release;
+        quantize<width>(from, size, key, to_codes, to_units);
+      }
+      return py::make_tuple(std::move(codes), std::move(units));
+    });
   });
 }
 
@@ -54,14 +61,15 @@ void py_dequantize(py::handle codes, py::handle units, py::handle object, std::i
   with_real(buffer, "buffer", [&](auto real) {
     using Real = decltype(real);
     check_plain(buffer, Access::write, "buffer");
-    const int width = as_bits(bits);
-    const auto size = std::size_t(buffer.shape(0));
-    const auto* const from = checked_data<std::uint8_t>(codes, code_bytes(size, width), "codes");
-    const auto* const by_block = checked_data<float>(units, quantized_blocks(size), "units");
-    const auto by = Real(as_factor(scale, "scale"));
-    auto* const out = reinterpret_cast<Real*>(data_of(buffer));
-    const py::gil_scoped_release release;
-    dequantize(from, by_block, size, width, by, add, out);
+    with_bits(bits, [&](auto width) {
+      const auto size = std::size_t(buffer.shape(0));
+      const auto* const from = checked_data<Code<width>>(codes, code_count(size, width), "codes");
+      const auto* const by_block = checked_data<float>(units, quantized_blocks(size), "units");
+      const auto by = Real(as_factor(scale, "scale"));
+      auto* const out = reinterpret_cast<Real*>(data_of(buffer));
+      const py::gil_scoped_release release;
+      dequantize<width>(from, by_block, size, by, add, out);
+    });
   });
 }
 

@@ -25,11 +25,11 @@ template <class Real> HVS_INLINE void draw(std::uint64_t key, std::size_t block,
   }
 }
 
-// Converts the elements of a block to codes, one per byte.
-template <class Real>
-HVS_INLINE void round_block(const Real* __restrict x, std::size_t n, Real unit, int level, const Real* __restrict drawn,
-                            std::uint8_t* __restrict codes) {
-  for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(x[i], unit, level, drawn[i]);
+// Converts the elements of a block to codes, not packed.
+template <int bits, class Real>
+HVS_INLINE void round_block(const Real* __restrict x, std::size_t n, Real unit, const Real* __restrict drawn,
+                            Code<bits>* __restrict codes) {
+  for (std::size_t i = 0; i < n; ++i) codes[i] = code_of<bits>(x[i], unit, drawn[i]);
 }
 
 // Packs two codes per byte, one of the first half of the block and one of the second.
@@ -45,90 +45,86 @@ HVS_INLINE void unpack(const std::uint8_t* __restrict codes, std::size_t bytes, 
 }
 
 template <int bits> struct Quantize {
-  static constexpr int level = largest_level(bits);
+  static constexpr Code<bits> zero = largest_level(bits);
 
   template <class Real>
   static HVS_INLINE float run_block(const Real* x, std::size_t n, std::uint64_t key, std::size_t block,
-                                    std::uint8_t* codes) {
+                                    Code<bits>* codes) {
     alignas(64) Real drawn[quantized_block];
-    alignas(64) std::uint8_t wide[quantized_block + 1];
-    std::uint8_t* const levels = bits == 8 ? codes : wide;
-    const float unit = unit_of(double(largest_magnitude(x, n)), level);
+    alignas(64) Code<bits> wide[quantized_block + 1];
+    Code<bits>* const levels = bits == 4 ? wide : codes;
+    const float unit = unit_of<bits>(double(largest_magnitude(x, n)));
     if (unit > 0) {
       draw(key, block, drawn);
-      round_block(x, n, Real(unit), level, drawn, levels);
+      round_block<bits>(x, n, Real(unit), drawn, levels);
     } else {
-      std::memset(levels, level, n);
+      std::fill_n(levels, n, zero);
     }
-    if (bits == 4) {
-      wide[n] = level;  // the upper half of the last byte, if n is odd
+    if constexpr (bits == 4) {
+      wide[n] = zero;  // the upper half of the last byte, if n is odd
       pack(wide, (n + 1) / 2, codes);
     }
     return unit;
   }
 
   template <class Real>
-  static HVS_INLINE void run(const Real* x, std::size_t size, std::uint64_t key, std::uint8_t* codes, float* units) {
-    const std::size_t full = size / quantized_block;
+  static HVS_INLINE void run(const Real* x, std::size_t size, std::uint64_t key, Code<bits>* codes, float* units) {
+    const std::size_t full = size / quantized_block, block_codes = code_count(quantized_block, bits);
     for (std::size_t b = 0; b < full; ++b) {
-      units[b] = run_block(x + b * quantized_block, quantized_block, key, b, codes + b * (quantized_block * bits / 8));
+      units[b] = run_block(x + b * quantized_block, quantized_block, key, b, codes + b * block_codes);
     }
-    const std::size_t rest = size % quantized_block, at = size - rest;
-    if (rest) units[full] = run_block(x + at, rest, key, full, codes + at * bits / 8);
+    const std::size_t rest = size % quantized_block;
+    if (rest) units[full] = run_block(x + size - rest, rest, key, full, codes + full * block_codes);
   }
 };
 
 template <int bits, bool add> struct Dequantize {
   template <class Real>
-  static HVS_INLINE void run_block(const std::uint8_t* codes, float unit, std::size_t n, Real scale, Real* out) {
-    alignas(64) std::uint8_t wide[quantized_block];
-    if (bits == 4) unpack(codes, (n + 1) / 2, wide);
-    const std::uint8_t* const levels = bits == 8 ? codes : wide;
+  static HVS_INLINE void run_block(const Code<bits>* codes, float unit, std::size_t n, Real scale, Real* out) {
+    alignas(64) Code<bits> wide[quantized_block];
+    if constexpr (bits == 4) unpack(codes, (n + 1) / 2, wide);
+    const Code<bits>* const levels = bits == 4 ? wide : codes;
     const Real factor = scale * Real(unit);
     Real* __restrict to = out;
     for (std::size_t i = 0; i < n; ++i) {
-      const Real x = number_of(levels[i], largest_level(bits), factor);
+      const Real x = number_of<bits>(levels[i], factor);
       to[i] = add ? to[i] + x : x;
     }
   }
 
   template <class Real>
-  static HVS_INLINE void run(const std::uint8_t* codes, const float* units, std::size_t size, Real scale, Real* out) {
-    const std::size_t full = size / quantized_block;
+  static HVS_INLINE void run(const Code<bits>* codes, const float* units, std::size_t size, Real scale, Real* out) {
+    const std::size_t full = size / quantized_block, block_codes = code_count(quantized_block, bits);
     for (std::size_t b = 0; b < full; ++b) {
-      run_block(codes + b * (quantized_block * bits / 8), units[b], quantized_block, scale, out + b * quantized_block);
+      run_block(codes + b * block_codes, units[b], quantized_block, scale, out + b * quantized_block);
     }
-    const std::size_t rest = size % quantized_block, at = size - rest;
-    if (rest) run_block(codes + at * bits / 8, units[full], rest, scale, out + at);
+    const std::size_t rest = size % quantized_block;
+    if (rest) run_block(codes + full * block_codes, units[full], rest, scale, out + size - rest);
   }
 };
 
 }  // namespace
 
-template <class Real>
-void quantize(const Real* buffer, std::size_t size, int bits, std::uint64_t seed, std::uint8_t* codes, float* units) {
-  if (bits == 8) {
-    run_at_level<Quantize<8>>(buffer, size, mix(seed), codes, units);
-  } else {
-    run_at_level<Quantize<4>>(buffer, size, mix(seed), codes, units);
-  }
+template <int bits, class Real>
+void quantize(const Real* buffer, std::size_t size, std::uint64_t seed, Code<bits>* codes, float* units) {
+  run_at_level<Quantize<bits>>(buffer, size, mix(seed), codes, units);
 }
 
-template <class Real>
-void dequantize(const std::uint8_t* codes, const float* units, std::size_t size, int bits, Real scale, bool add,
-                Real* buffer) {
-  if (bits == 8) {
-    add ? run_at_level<Dequantize<8, true>>(codes, units, size, scale, buffer)
-        : run_at_level<Dequantize<8, false>>(codes, units, size, scale, buffer);
-  } else {
-    add ? run_at_level<Dequantize<4, true>>(codes, units, size, scale, buffer)
-        : run_at_level<Dequantize<4, false>>(codes, units, size, scale, buffer);
-  }
+template <int bits, class Real>
+void dequantize(const Code<bits>* codes, const float* units, std::size_t size, Real scale, bool add, Real* buffer) {
+  add ? run_at_level<Dequantize<bits, true>>(codes, units, size, scale, buffer)
+      : run_at_level<Dequantize<bits, false>>(codes, units, size, scale, buffer);
 }
 
-template void quantize(const float*, std::size_t, int, std::uint64_t, std::uint8_t*, float*);
-template void quantize(const double*, std::size_t, int, std::uint64_t, std::uint8_t*, float*);
-template void dequantize(const std::uint8_t*, const float*, std::size_t, int, float, bool, float*);
-template void dequantize(const std::uint8_t*, const float*, std::size_t, int, double, bool, double*);
+#define HVS_INSTANCES(bits, Real)                                                                   \
+  template void quantize<bits>(const Real*, std::size_t, std::uint64_t, Code<bits>*, float*);       \
+  template void dequantize<bits>(const Code<bits>*, const float*, std::size_t, Real, bool, Real*);
+HVS_INSTANCES(4, float)
+HVS_INSTANCES(4, double)
+HVS_INSTANCES(8, float)
+HVS_INSTANCES(8, double)
+HVS_INSTANCES(16, float)
+HVS_INSTANCES(16, double)
+#undef HVS_INSTANCES
 
 }  // namespace hvs

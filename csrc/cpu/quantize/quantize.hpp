@@ -10,16 +10,15 @@ namespace hvs {
 
 inline std::size_t quantized_blocks(std::size_t size) { return (size + quantized_block - 1) / quantized_block; }
 
-// The number of bytes of the codes; bits is 4 or 8.
-inline std::size_t code_bytes(std::size_t size, int bits) { return bits == 8 ? size : (size + 1) / 2; }
+// The number of elements of the codes; bits is 4, 8 or 16.
+inline std::size_t code_count(std::size_t size, int bits) { return bits == 4 ? (size + 1) / 2 : size; }
 
 // Encodes a buffer. The random numbers depend only on the seed and the position.
-template <class Real>
-void quantize(const Real* buffer, std::size_t size, int bits, std::uint64_t seed, std::uint8_t* codes, float* units);
+template <int bits, class Real>
+void quantize(const Real* buffer, std::size_t size, std::uint64_t seed, Code<bits>* codes, float* units);
 
 // buffer <- scale * value of each code, plus the old buffer if `add`
-template <class Real>
-void dequantize(const std::uint8_t* codes, const float* units, std::size_t size, int bits, Real scale, bool add,
-                Real* buffer);
+template <int bits, class Real>
+void dequantize(const Code<bits>* codes, const float* units, std::size_t size, Real scale, bool add, Real* buffer);
 
 }  // namespace hvs

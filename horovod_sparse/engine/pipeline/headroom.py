@@ -18,7 +18,7 @@ _LOG = logging.getLogger("horovod_sparse")
 # an error, and the error of that error.
 _GROWTH = 4.0
 # A quantized value is up to this many times its scale.
-_LEVELS = 128.0
+_LEVELS = 32768.0
 # Applies to float64 buckets, too: quantization and the wire hold their values as float32.
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -17,7 +17,7 @@ from horovod_sparse.kernels.cuda.launch import (
 )
 from horovod_sparse.kernels.types import Array
 
-_BITS = (4, 8)
+_BITS = (4, 8, 16)
 _MODULE = Module("quantize", plain=instances(("quantize", "dequantize"), _BITS))
 _BLOCK = 256  # elements with a common unit
 _BLOCKS_AT_ONCE = 8
@@ -26,7 +26,7 @@ _BLOCKS_AT_ONCE = 8
 def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
     """Implement ``cpu.quantize``; does not synchronize."""
     check_real(buffer, "buffer")
-    codes = cupy.empty(_code_bytes(buffer.size, bits), np.uint8)
+    codes = cupy.empty(_code_count(buffer.size, bits), _code_dtype(bits))
     units = cupy.empty(blocks_for(buffer.size, _BLOCK), np.float32)
     _MODULE.launch(
         f"quantize<{real_of(buffer)}, {bits}>",
@@ -39,7 +39,7 @@ def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
 def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: float = 1.0, *, add: bool = False) -> None:
     """Implement ``cpu.dequantize``; does not synchronize."""
     check_real(buffer, "buffer")
-    _check_part(codes, _code_bytes(buffer.size, bits), np.uint8, "codes")
+    _check_part(codes, _code_count(buffer.size, bits), _code_dtype(bits), "codes")
     _check_part(units, blocks_for(buffer.size, _BLOCK), np.float32, "units")
     _MODULE.launch(
         f"dequantize<{real_of(buffer)}, {bits}>",
@@ -48,10 +48,14 @@ def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: floa
     )
 
 
-def _code_bytes(size: int, bits: int) -> int:
+def _code_count(size: int, bits: int) -> int:
     if bits not in _BITS:
-        raise ValueError(f"bits must be 4 or 8, not {bits}")
-    return size if bits == 8 else blocks_for(size, 2)
+        raise ValueError(f"bits must be 4, 8 or 16, not {bits}")
+    return blocks_for(size, 2) if bits == 4 else size
+
+
+def _code_dtype(bits: int) -> type[np.generic]:
+    return np.uint16 if bits == 16 else np.uint8
 
 
 def _check_part(array: Array, length: int, dtype: type[np.generic], name: str) -> None:
