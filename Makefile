@@ -130,7 +130,7 @@ $(CUDA): cuda-%:
 
 test-slurm: $(TOOLS)  ## test the scripts of slurm/ on a private SLURM (as root, installs Debian's packages)
 	tests/slurm/install.sh
-	python -m pytest tests/slurm --slurm
+	python -m pytest -n $(WORKERS) tests/slurm --slurm --durations 10
 
 docs: $(TOOLS)  ## build the documentation in docs/_build
 	python -m sphinx -W --keep-going -b html docs docs/_build

@@ -25,10 +25,12 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED
 
 # Two nodes on one machine that claim eight processors each. The first also claims the GPUs for yoon2022.sbatch. A
 # single-node job in partition "either" prefers the second node, which a test takes down. Jobs in "high" preempt "main".
+# Several clusters may run at once. Open MPI names shared memory after the job, so that no two have jobs of one number.
 _CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
+FirstJobId={ports[0]}000
 SlurmUser={user}
 SlurmdUser={user}
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
