@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from concurrent.futures import Future
+from concurrent import futures
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class Checkpoints:
         self._keep = keep
         self._staging = Staging()
         self._thread = process.background("horovod_sparse_save", CALL)
-        self._under_way: Future[str] | None = None
+        self._under_way: futures.Future[str] | None = None
 
     def save(
         self,
@@ -137,11 +137,13 @@ class Checkpoints:
         Raises:
             CheckpointError: The save failed. Raised on all ranks.
         """
-        under_way, self._under_way = self._under_way, None
+        under_way = self._under_way
         if under_way is None:
             return None
         with process.communicating(CALL, self._transport):
-            return under_way.result()
+            futures.wait([under_way])  # if it is interrupted, the save is still under way
+        self._under_way = None
+        return under_way.result()
 
     @property
     def in_progress(self) -> bool:

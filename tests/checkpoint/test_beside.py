@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from unittest.mock import Mock
 
@@ -89,6 +90,17 @@ def test_a_second_save_waits_for_the_first(comm, run, checkpoints, folder, held)
     checkpoints.async_save(7, **run.states)
     threading.Timer(0.2, held.set).start()
     assert everywhere(comm, checkpoints.load(**run.states).step == 7)
+
+
+def test_an_interrupted_wait_leaves_the_save_under_way(comm, run, checkpoints, folder, held):
+    checkpoints.async_save(1, **run.states)
+    threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.wait()
+    assert everywhere(comm, checkpoints.in_progress)
+    threading.Timer(0.2, held.set).start()
+    checkpoints.save(2, **run.states)
+    assert everywhere(comm, steps(folder) == ["step-00000001", "step-00000002"])
 
 
 def test_a_failed_background_save_is_logged_and_raised_by_the_next_call_which_still_saves(
