@@ -16,9 +16,6 @@ STARTED_BY_OTHERS = {
     "accuracy",
     "peers",
     "sharded",
-    "waiting",
-    "decisions",
-    "local_steps",
 }
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
