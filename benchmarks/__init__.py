@@ -59,20 +59,6 @@ def single_rank() -> Any:
     return run_ranks(1, lambda transport: transport)[0]
 
 
-def print_on_rank_0(found: object) -> None:
-    """Print a result as JSON on rank 0; ``last_line`` reads it."""
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.Get_rank() == 0:
-        print(json.dumps(found), flush=True)
-    MPI.COMM_WORLD.Barrier()  # the first rank that leaves Horovod ends MPI on all
-
-
-def last_line(output: str) -> Any:
-    """Return the result in the last line of a program's output, as other lines may be warnings."""
-    return json.loads(output.splitlines()[-1])
-
-
 def power_sgd(model: Any, rank: int = 4, start: int = 2) -> tuple[Any, Any]:
     """Return a model in DistributedDataParallel over Gloo with torch's PowerSGD hook, and the state of the hook.
 

@@ -57,7 +57,7 @@ class Records:
 
     def add(self, key: Record, found: Record) -> None:
         """Append the measurement of a key."""
-        self.lines.append({**key, **found})
+        self.lines.append({**key, **found, **key})  # first in the line, and not overwritten
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
@@ -150,7 +150,7 @@ def program(function: str, *arguments: Any) -> list[str]:
         function: Module and name, as in ``benchmarks.cluster.peers:contender``.
         arguments: The function's arguments, as JSON.
     """
-    return ["-m", "benchmarks.runner", function, json.dumps(arguments)]
+    return ["-m", "mpi4py", "-m", "benchmarks.runner", function, json.dumps(arguments)]  # a failing rank ends all
 
 
 def last_line(output: str) -> Any:
