@@ -143,6 +143,15 @@ def spread(name: str, form: str = ".1f") -> dict[str, Column]:
     return {"median": column(name, form), "least": column(name, form, min), "most": column(name, form, max)}
 
 
+def times(found: Found, bound: str, form: str = ".3f") -> dict[str, Column]:
+    """Return columns of the milliseconds `ms`: least, median, and the least as a multiple of that of a contender."""
+    columns = {"min ms": column("ms", form, min), "median ms": column("ms", form)}
+    if bound in found:
+        least = min(values(found[bound], "ms"))
+        columns[f"/ {bound}"] = lambda turns: f"{min(values(turns, 'ms')) / least:.2f}"
+    return columns
+
+
 def program(function: str, *arguments: Any) -> list[str]:
     """Return Python's arguments to call a function on each rank and to print rank 0's result in the last line.
 
