@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
-
-Contender = TypeVar("Contender")
-Measured = TypeVar("Measured")
+from typing import Any
 
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -35,16 +30,6 @@ def subcommand(
     )
     parser.set_defaults(run=run)
     return parser
-
-
-def interleaved(
-    contenders: Iterable[tuple[str, Contender]], measure: Callable[[Contender], Measured], rounds: int
-) -> dict[str, list[Measured]]:
-    """Measure every contender in every round, as the machine may be shared; return the measurements by name."""
-    found = defaultdict[str, list[Measured]](list)
-    for _, (name, contender) in product(range(rounds), contenders):
-        found[name].append(measure(contender))
-    return found
 
 
 def save(path: Path, content: Any) -> None:
