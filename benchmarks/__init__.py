@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 
@@ -30,11 +28,6 @@ def subcommand(
     )
     parser.set_defaults(run=run)
     return parser
-
-
-def save(path: Path, content: Any) -> None:
-    """Write a result as JSON."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def single_rank() -> Any:

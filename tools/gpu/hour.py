@@ -136,8 +136,8 @@ def bench() -> Groups:
             )
         ],
         [Step("step", f"{steps} {sizes} {output}/step.jsonl", 90, f"{steps} {small}")],
-        [Step("gpt2", f"{gpt2} gpt2 --batch 8 --json {{output}}/gpt2.json", 90, cnn)],
-        [Step("gpt2-medium", f"{gpt2} gpt2-medium --batch 4 --json {{output}}/gpt2-medium.json", 90)],
+        [Step("gpt2", f"{gpt2} gpt2 --batch 8 --output {{output}}/gpt2.jsonl", 90, cnn)],
+        [Step("gpt2-medium", f"{gpt2} gpt2-medium --batch 4 --output {{output}}/gpt2-medium.jsonl", 90)],
         [Step("profile", f"{ncu} {steps} --device cuda --sizes 25.6M --contenders step --turns 1", 90)],
         [Step("traffic", "python -m benchmarks.kernels.traffic {output}/traffic.csv --size 25.6M --density 0.01", 20)],
     ]
@@ -146,11 +146,11 @@ def bench() -> Groups:
 def figure() -> Groups:
     """Return the parts of a step of VGG-16 on 1, 2 and 4 ranks that share the GPU, and their figure."""
     groups: Groups = []
-    results = [f"{{output}}/vgg16-{ranks}.json" for ranks in (1, 2, 4)]
+    results = [f"{{output}}/vgg16-{ranks}.jsonl" for ranks in (1, 2, 4)]
     for ranks, result in zip((1, 2, 4), results, strict=True):
         launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
-        vgg16 = f"{launcher}{TRAINING_STEP} --device cuda --model vgg16 --batch 128 --density 0.001 --json {result}"
-        cnn = f"{launcher}{TRAINING_STEP} --model cnn --json {result} {FEW}" if ranks < 4 else ""
+        vgg16 = f"{launcher}{TRAINING_STEP} --device cuda --model vgg16 --batch 128 --density 0.001 --output {result}"
+        cnn = f"{launcher}{TRAINING_STEP} --model cnn --output {result} {FEW}" if ranks < 4 else ""
         groups.append([Step(f"vgg16-{ranks}", vgg16, 160, cnn)])
     draw = "python -m benchmarks.training_step.figure --output {output}/vgg16 "
     groups.append([Step("figure", draw + " ".join(results), 40, draw + " ".join(results[:2]))])
