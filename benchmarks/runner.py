@@ -72,6 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser, contenders: Sequence[str], tu
     add("--output", type=Path, metavar="FILE", help="JSON lines of the measurements; those in it are not repeated")
 
 
+def choose(parser: argparse.ArgumentParser, options: argparse.Namespace, known: Iterable[str]) -> None:
+    """Refuse unknown contenders; without any, take all that are known."""
+    names = [*known]
+    if unknown := [name for name in options.contenders if name not in names]:
+        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(names)}")
+    options.contenders = options.contenders or names
+
+
 def run(
     options: argparse.Namespace,
     cells: Iterable[Record],

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 import horovod_sparse as hvs
 from benchmarks import command_line
-from benchmarks.runner import Measure, Record, add_arguments, column, last_line, program, run, table
+from benchmarks.runner import Measure, Record, add_arguments, choose, column, last_line, program, run, table
 from horovod_sparse.cli.units import at_least
 
 _SPECS = {
@@ -49,8 +49,7 @@ def main() -> None:
     add("--millions", type=at_least(1), default=64, help="parameters in units of 2**20 (default: %(default)s)")
     add("--steps", type=at_least(1), default=4, help="steps of training (default: %(default)s)")
     options = parser.parse_args()
-    if unknown := set(options.contenders) - _SPECS.keys():
-        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(_SPECS)}")
+    choose(parser, options, _SPECS)
     cells = [{"ranks": ranks, "millions": options.millions, "steps": options.steps} for ranks in options.ranks]
     columns = {"bytes per parameter": column("bytes", of=max)}
     run(options, cells, _open_cell, partial(table, "", columns=columns))

@@ -18,7 +18,7 @@ from timeit import timeit
 import numpy as np
 
 from benchmarks import command_line
-from benchmarks.runner import Column, Found, Turns, add_arguments, column, run, table, values
+from benchmarks.runner import Column, Found, Turns, add_arguments, choose, column, run, table, values
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.kernels import cpu
 from horovod_sparse.kernels.types import Array
@@ -112,7 +112,7 @@ def main() -> None:
     for bits in options.bits:
         contenders += quantizing(gradient, buffer, bits)
     by_name = {contender.name: contender for contender in contenders}
-    options.contenders = options.contenders or [*by_name]
+    choose(parser, options, by_name)
     print(f"simd {cpu.simd_level()}   load average {os.getloadavg()[0]:.2f}")
     for contender in contenders:
         contender.measure()  # touches memory for the first time

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import command_line
 from benchmarks.kernels.selection import CpuInput, machine
-from benchmarks.runner import Found, Record, Turns, add_arguments, column, run, table, values
+from benchmarks.runner import Found, Record, Turns, add_arguments, choose, column, run, table, values
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
 
@@ -81,11 +81,12 @@ def show(found: Found) -> str:
 def main() -> None:
     """Measure and print."""
     parser = command_line("kernels.levels", __doc__)
-    names = itertools.product(("ours", "torch.topk"), ("direct", "both", "levels"))
-    add_arguments(parser, [" ".join(name) for name in names], turns=5)
+    add_arguments(parser, (), turns=5)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--factors", type=listed(int), default="100,1000")
     options = parser.parse_args()
+    names = itertools.product(("ours", "torch.topk"), ("direct", "both", "levels"))
+    choose(parser, options, map(" ".join, names))
     torch.set_num_threads(1)
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
     pairs = itertools.product(options.sizes, options.factors)

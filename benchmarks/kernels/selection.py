@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks import command_line
-from benchmarks.runner import Found, Measure, Record, add_arguments, column, run, table, times, values
+from benchmarks.runner import Found, Measure, Record, add_arguments, choose, column, run, table, times, values
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.types import Array
@@ -256,7 +256,7 @@ def main() -> int:
     add("--threads", type=listed(at_least(1)), default="1")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    options.contenders = options.contenders or [*inputs(options.device).CONTENDERS]
+    choose(parser, options, inputs(options.device).CONTENDERS)
     print("   ".join(f"{name}: {value}" for name, value in machine(options.device).items()))
     wrong = run(options, cells(options), open_cell, show)
     print(f"\nload average at the end: {os.getloadavg()}")

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import command_line
 from benchmarks.kernels.selection import CpuInput, machine, moved_wrongly
-from benchmarks.runner import Found, Record, add_arguments, column, run, table, times
+from benchmarks.runner import Found, Record, add_arguments, choose, column, run, table, times
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
 from horovod_sparse.rules import BucketContext, Step
@@ -143,7 +143,7 @@ def main() -> int:
     add("--threads", type=int, default=1)
     options = parser.parse_args()
     parts = [divided(name, size) for size in options.ranks for name in DIVIDED]
-    options.contenders = options.contenders or [_STREAM, *CONTENDERS, *parts, _TOPK]
+    choose(parser, options, [_STREAM, *CONTENDERS, *parts, _TOPK])
     torch.set_num_threads(options.threads)
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
     pairs = itertools.product(options.sizes, options.densities)

@@ -40,6 +40,7 @@ from benchmarks.runner import (
     Record,
     Turns,
     add_arguments,
+    choose,
     column,
     run,
     table,
@@ -196,8 +197,7 @@ def main() -> int:
     add("--threads", type=listed(at_least(1)), default="1")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    if unknown := set(options.contenders) - set(BYTES):
-        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(BYTES)}")
+    choose(parser, options, BYTES)
     options.contenders = ["bound", *(name for name in options.contenders if name != "bound")]
     print("   ".join(f"{name}: {value}" for name, value in machine(options.device).items()))
     metrics.enable(device=torch.cuda if options.device == "cuda" else None)

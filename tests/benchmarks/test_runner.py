@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import launch
 import pytest
 
-from benchmarks.runner import Records, add_arguments, column, last_line, program, run, spread, table
+from benchmarks.runner import Records, add_arguments, choose, column, last_line, program, run, spread, table
 
 CELLS = [{"rate": "fast"}, {"rate": "slow"}]
 
@@ -98,6 +98,18 @@ def test_other_ranks_measure_what_rank_0_lacks_and_neither_write_nor_print(tmp_p
     assert benchmark.calls == [("fast", "b")]
     assert not path.exists()
     assert not capsys.readouterr().out
+
+
+def test_all_contenders_run_unless_some_are_given_and_unknown_ones_are_refused(capsys):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, (), turns=2)
+    for words, chosen in (([], ["a", "b"]), (["--contenders", "b"], ["b"])):
+        options = parser.parse_args(words)
+        choose(parser, options, "ab")
+        assert options.contenders == chosen
+    with pytest.raises(SystemExit, match="2"):
+        choose(parser, parser.parse_args(["--contenders", "c", "a"]), "ab")
+    assert "unknown contenders c; known are: a, b" in capsys.readouterr().err
 
 
 def test_columns_join_the_values_of_turns_and_are_empty_without_any():
