@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
-from pathlib import Path
-from typing import Any, TypeVar
-
-Contender = TypeVar("Contender")
-Measured = TypeVar("Measured")
+from typing import Any
 
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -37,40 +30,11 @@ def subcommand(
     return parser
 
 
-def interleaved(
-    contenders: Iterable[tuple[str, Contender]], measure: Callable[[Contender], Measured], rounds: int
-) -> dict[str, list[Measured]]:
-    """Measure every contender in every round, as the machine may be shared; return the measurements by name."""
-    found = defaultdict[str, list[Measured]](list)
-    for _, (name, contender) in product(range(rounds), contenders):
-        found[name].append(measure(contender))
-    return found
-
-
-def save(path: Path, content: Any) -> None:
-    """Write a result as JSON."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
 def single_rank() -> Any:
     """Return a transport of one rank, which needs no MPI."""
     from horovod_sparse.transport.in_process import run_ranks
 
     return run_ranks(1, lambda transport: transport)[0]
-
-
-def print_on_rank_0(found: object) -> None:
-    """Print a result as JSON on rank 0; ``last_line`` reads it."""
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.Get_rank() == 0:
-        print(json.dumps(found), flush=True)
-    MPI.COMM_WORLD.Barrier()  # the first rank that leaves Horovod ends MPI on all
-
-
-def last_line(output: str) -> Any:
-    """Return the result in the last line of a program's output, as other lines may be warnings."""
-    return json.loads(output.splitlines()[-1])
 
 
 def power_sgd(model: Any, rank: int = 4, start: int = 2) -> tuple[Any, Any]:

@@ -2,16 +2,17 @@
 
     mpirun -np 2 python -m benchmarks.parameters
 
-Each round creates, trains and discards one optimizer of each kind. The kinds alternate because the machine may be
-shared. The time of a round is the median over its steps on the slowest rank. The table shows the fastest round.
+A contender is "stock" or a compression; dense_below=0 also compresses small parameters. Each turn creates, trains and
+discards one optimizer. The time of a turn is the median over its steps on the slowest rank. The table shows the fastest
+turn, in milliseconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,36 +21,53 @@ import torch
 from torch import nn
 
 import horovod_sparse as hvs
-from benchmarks import command_line, interleaved
+from benchmarks import command_line
+from benchmarks.runner import Measure, Record, add_arguments, column, run, table
+from horovod_sparse.cli.units import at_least
+
+_STOCK = "stock"
+_COLUMNS = {"construction": "construction", "full step": "step", "step() alone": "alone"}
 
 
 def main() -> None:
-    """Measure, and print a table in milliseconds on rank 0."""
-    options = _parse()
+    """Measure, and print a table on rank 0."""
+    parser = command_line("parameters", __doc__)
+    add_arguments(parser, (_STOCK, "topka:density=0.01", "topka:density=0.01,dense_below=0"), turns=3)
+    add = parser.add_argument
+    add("--parameters", type=at_least(1), default=2000, help="number of parameters")
+    add("--elements", type=at_least(1), default=64, help="elements per parameter")
+    add("--steps", type=at_least(1), default=20, help="steps per turn")
+    options = parser.parse_args()
     hvd.init()
-    kinds: dict[str, Callable[..., Any]] = {"stock": hvd.DistributedOptimizer}
-    for spec in options.compression:
-        kinds[spec] = partial(hvs.DistributedOptimizer, compression=hvs.parse(spec))
-    rounds = interleaved(kinds.items(), partial(_round, options), options.rounds)
-    if hvd.rank() == 0:
-        print(f"{options.parameters} parameters of {options.elements} elements, {hvd.size()} ranks; ms, best round")
-        print(f"{'':30} {'construction':>14} {'full step':>12} {'step() alone':>14}")
-        for name, results in rounds.items():
-            made, full, alone = (min(times) for times in zip(*results, strict=True))
-            print(f"{name:30} {made:14.1f} {full:12.1f} {alone:14.1f}")
+    cell = {name: getattr(options, name) for name in ("parameters", "elements", "steps")} | {"ranks": hvd.size()}
+    columns = {head: column(name, ".1f", min) for head, name in _COLUMNS.items()}
+    run(options, [cell], _open_cell, partial(table, "ms", columns=columns), hvd.rank(), hvd.broadcast_object)
 
 
-def _round(options: argparse.Namespace, wrapper: Callable[..., Any]) -> tuple[float, ...]:
+@contextmanager
+def _open_cell(parameters: int, elements: int, steps: int, ranks: int) -> Iterator[Measure]:
+    del ranks  # a setting of mpirun
+
+    def measure(name: str) -> Record:
+        kind: Callable[..., Any] = hvd.DistributedOptimizer
+        if name != _STOCK:
+            kind = partial(hvs.DistributedOptimizer, compression=hvs.parse(name))
+        return dict(zip(_COLUMNS.values(), _turn(kind, parameters, elements, steps), strict=True))
+
+    yield measure
+
+
+def _turn(wrapper: Callable[..., Any], parameters: int, elements: int, count: int) -> tuple[float, ...]:
     """Return the milliseconds of construction, of a full step and of ``step()`` alone, each on the slowest rank."""
     torch.manual_seed(0)
-    model = nn.ParameterList(torch.randn(options.elements) for _ in range(options.parameters))
+    model = nn.ParameterList(torch.randn(elements) for _ in range(parameters))
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     hvd.barrier()
     start = time.perf_counter()
     optimizer = wrapper(plain, named_parameters=model.named_parameters())
     made = time.perf_counter() - start
     steps, alone = [], []
-    for _ in range(options.steps):
+    for _ in range(count):
         hvd.barrier()
         start = time.perf_counter()
         optimizer.zero_grad()
@@ -62,21 +80,6 @@ def _round(options: argparse.Namespace, wrapper: Callable[..., Any]) -> tuple[fl
         alone.append(end - backward)
     mine = torch.tensor([made, statistics.median(steps), statistics.median(alone)], dtype=torch.float64) * 1000
     return tuple(hvd.allreduce(mine, op=hvd.Max).tolist())
-
-
-def _parse() -> argparse.Namespace:
-    parser = command_line("parameters", __doc__)
-    parser.add_argument("--parameters", type=int, default=2000, help="number of parameters")
-    parser.add_argument("--elements", type=int, default=64, help="elements per parameter")
-    parser.add_argument("--steps", type=int, default=20, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each optimizer")
-    parser.add_argument(
-        "--compression",
-        nargs="*",
-        default=["topka:density=0.01", "topka:density=0.01,dense_below=0"],
-        help="compressions to compare with stock Horovod; dense_below=0 also compresses small parameters",
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,19 +2,20 @@
 
     python -m benchmarks.sharded_memory --ranks 2 4
 
-Each row starts new processes with mpirun. Figures are the peak resident memory of the largest rank, less that before
-the model, in bytes per parameter of the complete model. The model has layers of 2 ** 20 parameters in float32 and
-trains for some steps of SGD without momentum, or with it where the compression takes it over.
+Each measurement starts new processes with mpirun. Figures are the peak resident memory of the largest rank, less that
+before the model, in bytes per parameter of the complete model. The model has layers of 2 ** 20 parameters in float32
+and trains for some steps of SGD without momentum, or with it where the compression takes it over.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import distributed, nn
@@ -23,6 +24,8 @@ from torch.distributed.fsdp import fully_shard
 
 import horovod_sparse as hvs
 from benchmarks import command_line
+from benchmarks.runner import Measure, Record, add_arguments, choose, column, last_line, program, run, table
+from horovod_sparse.cli.units import at_least
 
 _SPECS = {
     "FSDP2": "",
@@ -39,28 +42,37 @@ _SPECS = {
 
 
 def main() -> None:
-    """Measure, and print a table."""
-    options = _parse()
-    if options.row is not None:
-        _train(options)
-        return
-    print(f"{'bytes per parameter':22}" + "".join(f"{ranks:>4} ranks" for ranks in options.ranks))
-    for row in options.rows:
-        found = [_measure(row, ranks, options) for ranks in options.ranks]
-        print(f"{row:22}" + "".join(f"{one:10.2f}" for one in found), flush=True)
+    """Measure, and print a table for each number of ranks."""
+    parser = command_line("sharded_memory", __doc__)
+    add_arguments(parser, list(_SPECS), turns=1)
+    add = parser.add_argument
+    add("--ranks", type=at_least(1), nargs="+", default=[2, 4], help="numbers of ranks (default: 2 4)")
+    add("--millions", type=at_least(1), default=64, help="parameters in units of 2**20 (default: %(default)s)")
+    add("--steps", type=at_least(1), default=4, help="steps of training (default: %(default)s)")
+    options = parser.parse_args()
+    choose(parser, options, _SPECS)
+    cells = [{"ranks": ranks, "millions": options.millions, "steps": options.steps} for ranks in options.ranks]
+    columns = {"bytes per parameter": column("bytes", of=max)}
+    run(options, cells, _open_cell, partial(table, "", columns=columns))
 
 
-def _measure(row: str, ranks: int, options: argparse.Namespace) -> float:
-    module = [sys.executable, "-m", "benchmarks.sharded_memory", "--row", row]
-    program = [*module, "--millions", str(options.millions), "--steps", str(options.steps)]
-    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}  # freed memory goes back to the system at once
-    done = subprocess.run(["mpirun", "-np", str(ranks), *program], capture_output=True, text=True, check=False, env=env)
-    if done.returncode:
-        raise RuntimeError(f"{row} on {ranks} ranks failed: {done.stderr[-2000:]}")
-    return max(map(float, re.findall(r"peak ([0-9.]+);", done.stdout)))
+@contextmanager
+def _open_cell(ranks: int, millions: int, steps: int) -> Iterator[Measure]:
+    def measure(name: str) -> Record:
+        command = [sys.executable, *program("benchmarks.sharded_memory:contender", name, millions, steps)]
+        env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}  # freed memory goes back to the system at once
+        done = subprocess.run(
+            ["mpirun", "-np", str(ranks), *command], capture_output=True, text=True, check=False, env=env
+        )
+        if done.returncode:
+            raise RuntimeError(f"{name} on {ranks} ranks failed: {done.stderr[-2000:]}")
+        return {"bytes": last_line(done.stdout)}
+
+    yield measure
 
 
-def _train(options: argparse.Namespace) -> None:
+def contender(name: str, millions: int, steps: int) -> float:
+    """Train, and return the bytes per parameter of the rank that needs most; a collective call."""
     hvs.ddp.init_process_group("gloo")
     ranks = distributed.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
@@ -69,37 +81,28 @@ def _train(options: argparse.Namespace) -> None:
     warm_up(torch.ones(1, 8)).sum().backward()  # loads what torch loads late
     before = _peak()
     model = nn.Sequential()
-    for _ in range(options.millions):
+    for _ in range(millions):
         layer = nn.Linear(1024, 1024, bias=False)
         fully_shard(layer, mesh=mesh)
         model.append(layer)
     fully_shard(model, mesh=mesh)
-    momentum = 0.9 if "momentum" in options.row else 0.0
+    momentum = 0.9 if "momentum" in name else 0.0
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum)
-    if _SPECS[options.row]:
-        hvs.fsdp.sparse_reduce_scatter(model, hvs.parse(_SPECS[options.row]), optimizer)
-    for _ in range(options.steps):
+    if _SPECS[name]:
+        hvs.fsdp.sparse_reduce_scatter(model, hvs.parse(_SPECS[name]), optimizer)
+    for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(1, 1024)).sum().backward()
         optimizer.step()
-    print(f"peak {(_peak() - before) / options.millions / 2**20:.3f};", flush=True)
-    distributed.barrier()
+    most = torch.tensor((_peak() - before) / millions / 2**20)
+    distributed.all_reduce(most, distributed.ReduceOp.MAX)
     distributed.destroy_process_group()
+    return most.item()
 
 
 def _peak() -> int:
     """Return the largest resident memory of this process so far, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _parse() -> argparse.Namespace:
-    parser = command_line("sharded_memory", __doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default: 2 4)")
-    parser.add_argument("--millions", type=int, default=64, help="parameters in units of 2**20 (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4, help="steps of training (default: %(default)s)")
-    parser.add_argument("--rows", choices=_SPECS, nargs="+", default=list(_SPECS), help="rows (default: all)")
-    parser.add_argument("--row", choices=_SPECS, help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import command_line
-from benchmarks.cluster import accuracy, collectives, decisions, local_steps, overlap, peers, sharded, waiting
+from benchmarks.cluster import accuracy, collectives, decisions, overlap, peers, sharded, steps
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
@@ -58,8 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     accuracy.add_parser(commands)
     peers.add_parser(commands)
     sharded.add_parser(commands)
-    local_steps.add_parser(commands)
-    waiting.add_parser(commands)
+    steps.add_parser(commands)
     decisions.add_parser(commands)
     return parser
 

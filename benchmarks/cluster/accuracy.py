@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +22,9 @@ from benchmarks.cluster.accuracy_report import outcomes, plot, table
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.convergence.report import filled
-from benchmarks.convergence.results import read_records, records_path
+from benchmarks.convergence.results import records_path
 from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
+from benchmarks.runner import Record, Records
 from horovod_sparse.cli.units import at_least, listed
 
 # The exchanges that a user would choose from, by their labels in tables and figures.
@@ -44,30 +43,21 @@ PART = "accuracy"  # name in the markers of a page
 EVALUATIONS = 26  # per run: one every 18 of 468 steps
 _DENSE = ("none", "fp16")  # not compressed, so they run as rings
 
-_RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank aborts all
-
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
     about = "compare the time that each exchange takes to reach an accuracy"
-    parser = subcommand(commands, "accuracy", about, __doc__, run)
-    add_arguments(parser)
-    add = parser.add_argument
-    add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
-    add("--rates", type=listed(str), default="100mbit,1gbit", help="rates of the links")
-    add("--seeds", type=at_least(1), default=3, help="runs per exchange and rate")
-    add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="names of the exchanges")
-    add("--target", type=float, default=0.89, help="accuracy to reach")
-    add("--page", type=Path, help="page to write the table into, between its markers, instead of accuracy.md")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that are also passed to each rank."""
-    add = parser.add_argument
+    add = subcommand(commands, "accuracy", about, __doc__, run).add_argument
     add("--task", choices=(FASHION, "digits"), default=FASHION, help="task of benchmarks.convergence")
     add("--steps", type=at_least(1), default=2 * 234, help="steps per run; 234 are one epoch of Fashion-MNIST")
     add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of the IDX files")
     add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
+    add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
+    add("--rates", type=listed(str), default="100mbit,1gbit", help="rates of the links")
+    add("--seeds", type=at_least(1), default=3, help="runs per exchange and rate")
+    add("--contenders", nargs="+", default=[*_BY_NAME], metavar="NAME", help="names of the exchanges")
+    add("--target", type=float, default=0.89, help="accuracy to reach")
+    add("--page", type=Path, help="page to write the table into, between its markers, instead of accuracy.md")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,25 +67,32 @@ def run(options: argparse.Namespace) -> int:
         ValueError: An exchange is unknown.
         RuntimeError: The cluster cannot be created, or a run failed.
     """
-    if unknown := set(options.exchanges) - _BY_NAME.keys():
+    if unknown := set(options.contenders) - _BY_NAME.keys():
         raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(_BY_NAME)}")
-    options.output.mkdir(parents=True, exist_ok=True)
-    shared = ("task", "steps", "fashion_mnist", "output")
-    words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in shared]
-    for rate, seed, name in waiting(options):
-        with Cluster(options.nodes, rate) as cluster:
-            program = [sys.executable, *_RANK, *words, f"--rate={rate}", f"--seed={seed}", f"--exchange={name}"]
+    records = Records(records_path(options.output))
+    for key in records.missing(keys(options)):
+        name, data = key["run"], options.fashion_mnist
+        with Cluster(options.nodes, key["rate"]) as cluster:
+            given = [options.task, name, key["seed"], options.steps, data]
             choice = RING if _BY_NAME[name].spec in _DENSE else ()
-            if status := cluster.mpirun(options.nodes, program, choice, capture=False).returncode:
-                raise RuntimeError(f"{name} at {rate} failed with status {status}")
+            record = cluster.call(options.nodes, "benchmarks.cluster.accuracy:contender", *given, options=choice)
+        records.add(key, record)
+        print(f"{key['rate']} {name}, seed {key['seed']}: {record['seconds']:.0f} s", flush=True)
     report(options)
     return 0
+
+
+def keys(options: argparse.Namespace) -> Iterator[Record]:
+    """Yield what identifies each run, seed by seed."""
+    for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.contenders):
+        yield {**Job(options.task, _BY_NAME[name], seed, options.steps).settings(), "rate": rate}
 
 
 def report(options: argparse.Namespace) -> None:
     """Print the table, and write the table and the figure."""
     settings = {"task": options.task, "steps": options.steps}
-    records = [record for record in read_records(records_path(options.output)) if settings.items() <= record.items()]
+    lines = Records(records_path(options.output)).lines
+    records = [record for record in lines if settings.items() <= record.items()]
     found = outcomes(records, {label: run.name for label, run in EXCHANGES.items()}, options.target)
     text = table(found)
     print(text)
@@ -106,17 +103,8 @@ def report(options: argparse.Namespace) -> None:
     plot(found, options.output / "accuracy.png")
 
 
-def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
-    """Yield rate, seed and exchange of each run that has no record yet, seed by seed."""
-    records = read_records(records_path(options.output))
-    for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.exchanges):
-        settings = {**Job(options.task, _BY_NAME[name], seed, options.steps).settings(), "rate": rate}
-        if not any(settings.items() <= record.items() for record in records):
-            yield rate, seed, name
-
-
-def as_rank() -> None:
-    """Train with one exchange, seed and rate; runs on each rank under mpirun."""
+def contender(task_name: str, name: str, seed: int, steps: int, fashion_mnist: str) -> Any:
+    """Train with one exchange on all ranks, and return the record; a collective call."""
     import horovod.torch as hvd
     import torch
     from mpi4py import MPI
@@ -125,24 +113,8 @@ def as_rank() -> None:
     from benchmarks.convergence.training import train
     from horovod_sparse.transport.mpi import MPITransport
 
-    parser = argparse.ArgumentParser(prog="accuracy")
-    add_arguments(parser)
-    add = parser.add_argument
-    add("--rate", required=True)
-    add("--seed", type=int, required=True)
-    add("--exchange", required=True)
-    options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
-    task = replace(TASKS[options.task], evaluations=EVALUATIONS)
-    samples = task.load(Path(options.fashion_mnist))
-    job = Job(options.task, _BY_NAME[options.exchange], options.seed, options.steps, hvd.size())
-    record = train(task, samples, job, MPITransport(MPI.COMM_WORLD))
-    if hvd.rank() == 0:
-        with records_path(options.output).open("a") as file:
-            file.write(json.dumps({**record, "rate": options.rate}) + "\n")
-        print(f"{options.rate} {options.exchange}, seed {options.seed}: {record['seconds']:.0f} s", flush=True)
-
-
-if __name__ == "__main__":
-    as_rank()
+    task = replace(TASKS[task_name], evaluations=EVALUATIONS)
+    job = Job(task_name, _BY_NAME[name], seed, steps, hvd.size())
+    return train(task, task.load(Path(fashion_mnist)), job, MPITransport(MPI.COMM_WORLD))

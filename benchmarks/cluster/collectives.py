@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import last_line, print_on_rank_0, subcommand
+from benchmarks import subcommand
 from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least, count, density, listed
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(cluster: Cluster, rate: str, ranks: int, options: argparse.Namespace) -> list[Cell]:
     """Return the cells of one rate and number of ranks."""
-    found = last_line(cluster.python(ranks, ["-m", "benchmarks.cluster.collectives"]))
+    found = cluster.call(ranks, "benchmarks.cluster.collectives:link_and_compute")
     link, compute = Link(**found["link"]), Compute(**found["compute"])
     sparse = [name for name in options.algorithms if name != "dense"]
     rows = _bench(cluster, ranks, sparse, options, ["--iters", str(options.iters)]) if sparse else []
@@ -136,7 +136,7 @@ def _bench(
 
 
 def link_and_compute() -> dict[str, Any]:
-    """Return the cost model's inputs, measured on all ranks together; runs under mpirun."""
+    """Return the cost model's inputs, measured on all ranks together; a collective call."""
     import numpy as np
     from mpi4py import MPI
 
@@ -148,7 +148,3 @@ def link_and_compute() -> dict[str, Any]:
     sharing = math.ceil(transport.size / (os.cpu_count() or 1))
     link, compute = measure_link(transport), measure_compute(transport, np.empty(0, np.float32), sharing)
     return {"link": asdict(link), "compute": asdict(compute)}
-
-
-if __name__ == "__main__":
-    print_on_rank_0(link_and_compute())

@@ -19,9 +19,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cluster import namespaces, network, relay
 from benchmarks.cluster.namespaces import Namespaces, named, on
+from benchmarks.runner import last_line, program
 from tools.mpitest import mpi_environment
 
 _PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "nsenter", "mount", "hostname", "taskset", "mpirun")
@@ -181,6 +183,20 @@ class Cluster:
         if done.returncode:
             raise RuntimeError(f"{arguments} failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
+
+    def call(self, ranks: int, function: str, *arguments: Any, options: Sequence[str] = ()) -> Any:
+        """Call a function on ranks under ``mpirun`` and return rank 0's result.
+
+        Args:
+            ranks: Number of ranks.
+            function: Module and name, as for ``benchmarks.runner.program``.
+            arguments: Its arguments, as JSON.
+            options: Further options of mpirun.
+
+        Raises:
+            RuntimeError: The program failed; the message contains its output.
+        """
+        return last_line(self.python(ranks, program(function, *arguments), options))
 
     def counters(self) -> dict[str, Counters]:
         """Return the current byte counters of every node."""

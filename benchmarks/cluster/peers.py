@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import last_line, power_sgd, print_on_rank_0, subcommand
+from benchmarks import power_sgd, subcommand
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
+from benchmarks.runner import Found, Measure, Turns, add_arguments, column, run, table, values
 from horovod_sparse.cli.units import at_least, count, listed
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from horovod_sparse.kernels.types import Array
 
+_CONTENDERS = ("ring", "horovod-fp16", "ddp", "ddp-powersgd", "oktopk", "oktopk:wire=bfloat16", "oktopk:wire=log8")
 # Options of mpirun. By default, Gloo uses the network of the host names, which has no rate limit.
 _GLOO = ("-x", "GLOO_SOCKET_IFNAME=eth0")
 _OPTIONS = {"ring": RING, "horovod-fp16": RING, "ddp": _GLOO, "ddp-powersgd": _GLOO}
@@ -37,70 +37,41 @@ Round = Callable[[], object]
 _WARMUP = 3  # PowerSGD does not compress its first two rounds
 
 
-@dataclass(frozen=True)
-class Peer:
-    """One contender at one rate."""
-
-    name: str
-    rate: str
-    milliseconds: list[float]  # of the slowest rank, one per round
-    cpu_milliseconds: float  # CPU time per rank and round, averaged over ranks and rounds
-    megabytes: float  # sent per rank and round, averaged over ranks and rounds
-
-
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    add = subcommand(commands, "peers", "compare with Open MPI, Horovod and DDP", __doc__, run).add_argument
+    parser = subcommand(commands, "peers", "compare with Open MPI, Horovod and DDP", __doc__, start)
+    add_arguments(parser, _CONTENDERS, turns=1)
+    add = parser.add_argument
     add("--nodes", type=at_least(2), default=8, help="number of nodes, one rank on each")
     add("--rates", type=listed(str), default="1gbit,100mbit,10mbit", help="rates of the links")
     add("--parameters", type=count, default="25M", help="elements of the matrix; rounded to a square")
-    add("--rounds", type=at_least(1), default=6, help="timed rounds per contender")
-    add(
-        "--contenders",
-        type=listed(str),
-        default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16,oktopk:wire=log8",
-        help="names of other contenders, and configurations of this package",
-    )
+    add("--steps", type=at_least(1), default=6, help="timed averages per turn")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure all contenders at each rate and print the tables.
-
-    Raises:
-        RuntimeError: A contender failed.
-    """
-    with Cluster(options.nodes, options.rates[0]) as cluster:
-        for rate in options.rates:
-            cluster.set_rate(rate)
-            size = _side(options.parameters) ** 2
-            print(f"\n{rate}, {options.nodes} ranks, n = {size:,} (float32)\n{HEAD}", flush=True)
-            peers: list[Peer] = []
-            for name in options.contenders:
-                peers.append(measure(cluster, name, rate, options))
-                print(line(peers[-1], peers), flush=True)
-    return 0
+def start(options: argparse.Namespace) -> int:
+    """Measure all contenders at each rate and print the tables."""
+    side = max(1, math.isqrt(options.parameters))
+    same = {"nodes": options.nodes, "side": side, "steps": options.steps}
+    return run(options, [{"rate": rate, **same} for rate in options.rates], _open_cell, show)
 
 
-def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace) -> Peer:
-    """Run one contender and return its measurements."""
-    arguments = ["-m", "benchmarks.cluster.peers", name, str(_side(options.parameters)), str(options.rounds)]
-    return Peer(name, rate, **last_line(cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))))
+@contextmanager
+def _open_cell(rate: str, nodes: int, side: int, steps: int) -> Iterator[Measure]:
+    function = "benchmarks.cluster.peers:contender"
+    with Cluster(nodes, rate) as cluster:
+        yield lambda name: cluster.call(nodes, function, name, side, steps, options=_OPTIONS.get(name, ()))
 
 
-HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'CPU ms':>10}{'MB sent':>10}{'ring / min':>12}"
+def show(found: Found) -> str:
+    """Return the table of a cell; the last column is the speedup over the ring, if the ring was measured."""
+    ring = min(values(found["ring"], "milliseconds")) if "ring" in found else 0.0
 
+    def ratio(turns: Turns) -> str:
+        return f"{ring / min(values(turns, 'milliseconds')):.2f}" if ring else ""
 
-def line(peer: Peer, peers: Sequence[Peer]) -> str:
-    """Return a row of the table; the last column is the speedup over the ring, if the ring was measured."""
-    ring = next((min(other.milliseconds) for other in peers if other.name == "ring"), math.nan)
-    least = min(peer.milliseconds)
-    ratio = "" if math.isnan(ring) else f"{ring / least:.2f}"
-    times = f"{least:10.1f}{median(peer.milliseconds):12.1f}{peer.cpu_milliseconds:10.1f}"
-    return f"{peer.name:26}{times}{peer.megabytes:10.2f}{ratio:>12}"
-
-
-def _side(parameters: int) -> int:
-    return max(1, math.isqrt(parameters))
+    times = {"min ms": column("milliseconds", ".1f", min), "median ms": column("milliseconds", ".1f")}
+    more = {"CPU ms": column("cpu_milliseconds", ".1f"), "MB sent": column("megabytes"), "ring / min": ratio}
+    return table("", found, {**times, **more})
 
 
 # --- under mpirun --------------------------------------------------------------------------------------------------
@@ -169,7 +140,12 @@ def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
 
 
 def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
-    """Time one contender on all ranks and return the fields of its ``Peer``, the same on every rank."""
+    """Time one contender on all ranks, and return measurements that are the same on every rank.
+
+    Returns:
+        ``milliseconds`` of the slowest rank in each round; ``cpu_milliseconds``, the CPU time, and ``megabytes`` sent,
+        per rank and round, averaged over ranks and rounds.
+    """
     import numpy as np
     from mpi4py import MPI
 
@@ -203,7 +179,3 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
     slowest = np.max(comm.allgather(mine[_WARMUP:]), axis=0).tolist()
     busy, bytes_sent = (np.mean(comm.allgather((cpu, sent)), axis=0) / rounds).tolist()
     return {"milliseconds": slowest, "cpu_milliseconds": 1e3 * busy, "megabytes": bytes_sent / 1e6}
-
-
-if __name__ == "__main__":
-    print_on_rank_0(contender(sys.argv[1], *map(int, sys.argv[2:])))

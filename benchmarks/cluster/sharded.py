@@ -17,95 +17,76 @@ needs most has in use at most, beyond what it uses after all imports.
 from __future__ import annotations
 
 import argparse
-import itertools
-import sys
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from benchmarks import last_line, print_on_rank_0, subcommand
+from benchmarks import subcommand
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
-from horovod_sparse.cli.units import at_least
+from benchmarks.runner import Found, Measure, Turns, add_arguments, column, run, spread, table, values
+from horovod_sparse.cli.units import at_least, listed
 
 ALONE, FSDP, _DDP = "alone", "fsdp2", "ddp "
+_CONTENDERS = (
+    ALONE,
+    FSDP,
+    "topka:density=0.04,wire=log8",
+    "topka:density=0.01,wire=log8",
+    "fsdp2 + 8",
+    "topka:density=0.04,wire=log8 + 8",
+    "topka:density=0.04,wire=log4 + 4",
+    "ddp recommended:density=0.04,collective=topkdsa",
+)
 _WARMUP = 3
 _SAMPLES = 4  # windows per rank and step
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Measurements of one run of a contender.
-
-    Attributes:
-        milliseconds: Median step of the slowest rank.
-        megabytes: Sent by a rank in a step, mean over the ranks.
-        memory: MiB of the rank that needed most.
-    """
-
-    milliseconds: float
-    megabytes: float
-    memory: float
 
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
     about = "time steps of a fully sharded model, with sparse gradients and rounded parameters"
-    add = subcommand(commands, "sharded", about, __doc__, run).add_argument
+    parser = subcommand(commands, "sharded", about, __doc__, start)
+    add_arguments(parser, _CONTENDERS, turns=3)
+    add = parser.add_argument
     add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
-    add("--rates", nargs="+", default=["1gbit", "300mbit", "100mbit"], help="rates of the links")
+    add("--rates", type=listed(str), default="1gbit,300mbit,100mbit", help="rates of the links")
     add("--steps", type=at_least(1), default=10, help="timed steps per turn")
-    add("--turns", type=at_least(1), default=3, help="turns of each contender")
-    add(
-        "--contenders",
-        nargs="+",
-        default=[
-            ALONE,
-            FSDP,
-            "topka:density=0.04,wire=log8",
-            "topka:density=0.01,wire=log8",
-            "fsdp2 + 8",
-            "topka:density=0.04,wire=log8 + 8",
-            "topka:density=0.04,wire=log4 + 4",
-            "ddp recommended:density=0.04,collective=topkdsa",
-        ],
-        help="what to compare",
-    )
 
 
-def run(options: argparse.Namespace) -> int:
+def start(options: argparse.Namespace) -> int:
     """Measure all contenders at each rate and print the tables."""
-    with Cluster(options.nodes, options.rates[0]) as cluster:
-        for rate in options.rates:
-            cluster.set_rate(rate)
-            found: defaultdict[str, list[Turn]] = defaultdict(list)
-            for _, name in itertools.product(range(options.turns), options.contenders):
-                arguments = ["-m", "benchmarks.cluster.sharded", name, str(options.steps)]
-                found[name].append(Turn(**last_line(cluster.python(options.nodes, arguments))))
-            print(f"\n{rate}, {options.nodes} ranks", *rows(found), sep="\n", flush=True)
-    return 0
+    cells = [{"rate": rate, "nodes": options.nodes, "steps": options.steps} for rate in options.rates]
+    return run(options, cells, _open_cell, show)
 
 
-def rows(found: dict[str, list[Turn]]) -> list[str]:
-    """Return the lines of a table: step times over the turns, what is exposed of them, bytes, and memory."""
-    alone = median(turn.milliseconds for turn in found[ALONE]) if ALONE in found else 0.0
-    lines = [f"{'':50}{'ms':>8}{'least':>8}{'most':>8}{'exposed':>9}{'MB sent':>9}{'MiB':>7}"]
-    for name, turns in found.items():
-        times = [turn.milliseconds for turn in turns]
-        sent, memory = (median(getattr(turn, of) for turn in turns) for of in ("megabytes", "memory"))
-        exposed = f"{median(times) - alone:9.0f}" if alone else " " * 9
-        lines.append(
-            f"{name:50}{median(times):8.0f}{min(times):8.0f}{max(times):8.0f}{exposed}{sent:9.2f}{memory:7.0f}"
-        )
-    return lines
+@contextmanager
+def _open_cell(rate: str, nodes: int, steps: int) -> Iterator[Measure]:
+    with Cluster(nodes, rate) as cluster:
+        yield lambda name: cluster.call(nodes, "benchmarks.cluster.sharded:contender", name, steps)
+
+
+def show(found: Found) -> str:
+    """Return the table of a cell: step times over the turns, what is exposed of them, bytes, and memory."""
+    alone = median(values(found[ALONE], "milliseconds")) if ALONE in found else 0.0
+
+    def exposed(turns: Turns) -> str:
+        return f"{median(values(turns, 'milliseconds')) - alone:.0f}" if alone else ""
+
+    more = {"exposed": exposed, "MB sent": column("megabytes"), "MiB": column("memory", ".0f")}
+    return table("ms a step", found, {**spread("milliseconds", ".0f"), **more})
 
 
 # --- under mpirun --------------------------------------------------------------------------------------------------
 
 
 def contender(name: str, steps: int) -> dict[str, float]:
-    """Train some steps; return the fields of a ``Turn``, the same on every rank."""
+    """Train some steps, and return measurements that are the same on every rank.
+
+    Returns:
+        ``milliseconds`` of the median step of the slowest rank, ``megabytes`` that a rank sends in a step, in the mean
+        over the ranks, and ``memory``, in MiB, of the rank that needed most.
+    """
     import os
     import resource
     import time
@@ -185,7 +166,3 @@ def parallel(model: Any, name: str) -> tuple[Any, Any]:
     if spec not in (ALONE, FSDP):
         hvs.fsdp.sparse_reduce_scatter(model, hvs.parse(spec), optimizer)
     return model, optimizer
-
-
-if __name__ == "__main__":
-    print_on_rank_0(contender(sys.argv[1], int(sys.argv[2])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
@@ -14,9 +15,13 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 import horovod_sparse as hvs
 from benchmarks import power_sgd
-from benchmarks.cluster.contenders import ALONE, FP16, HOROVOD, POWERSGD
+from benchmarks.cluster.contenders import ALONE, FP16, HOROVOD, PEERS, POWERSGD
 from benchmarks.convergence.tasks.images import fashion_cnn
 from benchmarks.convergence.tasks.text import STDLIB_VOCABULARY, WINDOW, stdlib_transformer
+from horovod_sparse.schedules import Measured
+
+_SECONDS = 20.0  # of timed steps per turn, at most; and of those before them
+_WARMUP, _TRIALS = 15, 130  # steps before the timed ones; more where the density is measured in the training
 
 
 class Model(NamedTuple):
@@ -96,6 +101,50 @@ class Training:
             hvd.allreduce_(self._flag, name="flag")
         self.optimizer.step()
         return time.perf_counter() - begin
+
+
+def timed(model: str, contender: str, most: int, samples: int | None = None) -> dict[str, Any]:
+    """Time steps of a new training; a collective call that returns the same on every rank.
+
+    Args:
+        model: Name of the model.
+        contender: As for ``Training``.
+        most: Number of timed steps; fewer if steps take long, except of local steps and of a measured density.
+        samples: Samples per rank and step; None: the model's own number.
+
+    Returns:
+        ``milliseconds`` of the median step and ``mean`` of all on the slowest rank; of ours also ``kilobytes`` that a
+        rank sends in a step, and without local steps its ``density``, ``rounds`` of messages, milliseconds ``exposed``
+        after the last gradient, in the mean over the ranks, and the step in which the density was ``decided``.
+    """
+    training = Training(model, contender, samples)
+    spec, *local = contender.split(" / ")
+    ours = spec not in PEERS
+    counted = ours and not local
+    trials = counted and isinstance(hvs.parse(spec).schedule, Measured.Options)
+    possible = max(1, int(_SECONDS / slowest(max(training.step() for _ in range(2)))))
+    decided = None
+    # A whole round of local steps: its exchange connects the ranks.
+    for number in range(2, int(local[0]) if local else _TRIALS if trials else min(_WARMUP, possible)):
+        training.step()
+        if trials and training.optimizer.statistics().get("total/decisions"):
+            decided = number
+    if counted:
+        training.optimizer.statistics()  # of the steps so far
+    before = training.optimizer.traffic.bytes_sent if ours else 0
+    count = most if local or trials else min(most, possible)
+    times = [training.step() for _ in range(count)]
+    found = {"milliseconds": slowest(1e3 * median(times)), "mean": slowest(1e3 * fmean(times))}
+    sent = mean((training.optimizer.traffic.bytes_sent - before) / 1e3 / count) if ours else None
+    totals = training.optimizer.statistics() if counted else {}
+    return {
+        **found,
+        "kilobytes": sent,
+        "density": totals.get("total/density", 1.0),
+        "rounds": totals["total/rounds"] / count if counted else None,
+        "exposed": mean(1e3 * totals["total/seconds_exposed"] / count) if counted else None,
+        "decided": decided,
+    }
 
 
 def _ours(plain: torch.optim.Optimizer, named: list[tuple[str, Any]], spec: str, *local: str) -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
 import torch
 
 from benchmarks.kernels.selection import Entries, Input
+from benchmarks.runner import Record
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.kernels import cuda
 from horovod_sparse.kernels.types import Array
@@ -31,6 +32,8 @@ class CudaInput(Input):
 
     Everything runs on the stream and with the memory allocator used in training.
     """
+
+    CONTENDERS: ClassVar = dict.fromkeys(("stream", "ours", "topk", "chain", "merge"), 1)
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         del threads  # of the CPU
@@ -74,16 +77,6 @@ class CudaInput(Input):
         """Sum eight vectors."""
         cuda.merge_sum(self._vectors, self._array.size)
 
-    def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
-        """Return the contenders of one round, in order."""
-        return [
-            ("stream", self.stream),
-            ("ours", self.ours),
-            ("topk", self.topk),
-            ("chain", self.chain),
-            ("merge", self.merge),
-        ]
-
     def milliseconds(self, run: Callable[[], object]) -> float:
         """Return the time of one call, averaged over consecutive calls."""
         self.reset()
@@ -105,16 +98,17 @@ class CudaInput(Input):
         del taken
         return (torch.cuda.max_memory_allocated() - before) / self._array.nbytes
 
-    def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
+    @staticmethod
+    def targets(cell: Record, best: Mapping[str, float]) -> dict[str, bool]:
         """Return the targets that apply and whether each is met; ``best`` contains the smallest times in ms."""
-        if size not in SIZES or density not in DENSITIES:
+        if cell["size"] not in SIZES or cell["density"] not in DENSITIES:
             return {}
         return {
             f"ours/stream <= {STREAM_TARGET}": best["ours"] <= STREAM_TARGET * best["stream"],
             "ours < topk": best["ours"] < best["topk"],
             f"chain/ours > {CHAIN_TARGET:g}": best["chain"] > CHAIN_TARGET * best["ours"],
             f"merge < {MERGE_TARGET_MS:g} ms": best["merge"] < MERGE_TARGET_MS,
-            f"memory < {MEMORY_TARGET:.0%}": self.memory() < MEMORY_TARGET,
+            f"memory < {MEMORY_TARGET:.0%}": cell["memory"] < MEMORY_TARGET,
         }
 
     @staticmethod

@@ -1,25 +1,27 @@
 """Times of compression in two levels, compared with direct compression, as in GraVAC's publication.
 
-    python -m benchmarks.kernels.levels --sizes 25M --factors 100,1000 --rounds 5
+    python -m benchmarks.kernels.levels --sizes 25M --factors 100,1000 --turns 5
 
 The levels are the k largest entries at the lowest factor (10), and the largest of these at a higher factor. `direct`
 selects the entries of the higher factor only. `both` selects those of both factors, each from the complete vector.
 `levels` selects those of both factors in two levels. All three run with exact selection through an Accumulator, as in
-training, and with torch.topk on precomputed magnitudes. The ratios are those of the smallest times.
+training (`ours`), and with torch.topk on precomputed magnitudes. The ratios are those of the smallest times.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import nullcontext
 from timeit import timeit
 from typing import Any
 
 import torch
 
-from benchmarks import command_line, interleaved
+from benchmarks import command_line
 from benchmarks.kernels.selection import CpuInput, machine
+from benchmarks.runner import Found, Record, Turns, add_arguments, choose, column, run, table, values
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
 
@@ -34,7 +36,7 @@ class Levels:
         self._magnitudes = torch.from_numpy(abs(self._given.initial + self._given.gradient))
         self._many, self._few = self._given.k, max(1, size // factor)
 
-    def ours(self) -> dict[str, Callable[[Accumulator], Any]]:
+    def _ours(self) -> dict[str, Callable[[Accumulator], Any]]:
         """Return the selections from an accumulator, by name."""
         many, few = self._many, self._few
 
@@ -48,7 +50,7 @@ class Levels:
             "levels": lambda accumulator: accumulator.take_largest(many).cut(few),
         }
 
-    def sorting(self) -> dict[str, Callable[[Accumulator], Any]]:
+    def _sorting(self) -> dict[str, Callable[[Accumulator], Any]]:
         """Return the same selections with torch.topk, by name."""
         values, many, few = self._magnitudes, self._many, self._few
         return {
@@ -57,38 +59,39 @@ class Levels:
             "levels": lambda _: values.topk(many, sorted=False).values.topk(few, sorted=False),
         }
 
-    def measure(self, ways: Mapping[str, Callable[[Accumulator], Any]], rounds: int) -> dict[str, float]:
-        """Return the smallest milliseconds of each selection over interleaved rounds."""
+    def measure(self, contender: str) -> Record:
+        """Return the milliseconds of one selection."""
+        by, _, name = contender.partition(" ")
+        select = {"ours": self._ours, "torch.topk": self._sorting}[by]()[name]
+        self._given.reset()
+        accumulator = Accumulator(self._given.buffer, [(0, self._given.gradient)])
+        return {"ms": 1e3 * timeit(lambda: select(accumulator), number=1)}
 
-        def milliseconds(way: Callable[[Accumulator], Any]) -> float:
-            self._given.reset()
-            accumulator = Accumulator(self._given.buffer, [(0, self._given.gradient)])
-            return 1e3 * timeit(lambda: way(accumulator), number=1)
 
-        return {name: min(found) for name, found in interleaved(ways.items(), milliseconds, rounds).items()}
+def show(found: Found) -> str:
+    """Return the table of a cell; ratios are those to `levels` by the same selection."""
+
+    def ratio(turns: Turns) -> str:
+        levels = f"{turns[0]['contender'].partition(' ')[0]} levels"
+        return f"{min(values(turns, 'ms')) / min(values(found[levels], 'ms')):.2f}" if levels in found else ""
+
+    return table("", found, {"min ms": column("ms", ".1f", min), "/ levels": ratio})
 
 
 def main() -> None:
     """Measure and print."""
     parser = command_line("kernels.levels", __doc__)
+    add_arguments(parser, (), turns=5)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--factors", type=listed(int), default="100,1000")
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    names = itertools.product(("ours", "torch.topk"), ("direct", "both", "levels"))
+    choose(parser, options, map(" ".join, names))
     torch.set_num_threads(1)
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
-    print(
-        f"{'n':>12}{'factor':>8}{'by':>12}{'direct':>10}{'both':>10}{'levels':>10}{'both/levels':>13}{'direct/levels':>15}"
-    )
-    for size, factor in itertools.product(options.sizes, options.factors):
-        levels = Levels(size, factor)
-        for name, ways in (("ours", levels.ours()), ("torch.topk", levels.sorting())):
-            ms = levels.measure(ways, options.rounds)
-            print(
-                f"{size:12,}{factor:8}{name:>12}{ms['direct']:10.1f}{ms['both']:10.1f}{ms['levels']:10.1f}"
-                f"{ms['both'] / ms['levels']:13.2f}{ms['direct'] / ms['levels']:15.2f}",
-                flush=True,
-            )
+    pairs = itertools.product(options.sizes, options.factors)
+    cells = [{"size": size, "factor": factor} for size, factor in pairs]
+    run(options, cells, lambda **cell: nullcontext(Levels(**cell).measure), show)
     print(f"load average at the end: {os.getloadavg()}")
 
 

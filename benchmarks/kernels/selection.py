@@ -1,10 +1,9 @@
 """Times of the fused accumulate + exact top-k + residual kernel, compared with its bound and with torch and NumPy.
 
-    python -m benchmarks.kernels.selection --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --rounds 9
+    python -m benchmarks.kernels.selection --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --turns 9
     python -m benchmarks.kernels.selection --device cuda --sizes 25.6M,110M,336M
 
-Every round runs every contender (the fast ones several times) on the same input, so that other load on the machine
-affects all of them:
+All contenders have the same input; the fast ones run several times in a turn, as other load affects them most:
 
 - stream: the lower bound: read gradient, read and write buffer, 12 bytes per element, at the same SIMD level
 - ours: the `select` kernel of this package, which moves at least these 12 bytes: it leaves the gradient as it is. In
@@ -25,16 +24,18 @@ import itertools
 import os
 import platform
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from timeit import timeit
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from benchmarks import command_line, interleaved, save
+from benchmarks import command_line
+from benchmarks.runner import Found, Measure, Record, add_arguments, choose, column, run, table, times, values
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.types import Array
@@ -45,19 +46,6 @@ Entries = tuple[Array, Array]
 STREAM_TARGETS = {0.001: 1.25, 0.01: 1.5}
 CHAIN_TARGET = 40.0
 TARGET_SIZE = 25_000_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """Result of one contender at one size, density and number of threads; times in milliseconds."""
-
-    size: int
-    density: float
-    threads: int
-    contender: str
-    min_ms: float
-    median_ms: float
-    wrong: int
 
 
 class Input:
@@ -99,12 +87,22 @@ class Input:
         initial, gradient, left = (one.cpu().numpy() for one in (self._initial, self._gradient, self._buffer))
         return initial, gradient, left, to_host(taken[0]), to_host(taken[1])
 
+    def memory(self) -> float | None:
+        """Return the peak memory of a selection; None: not known."""
+        return None
+
     def close(self) -> None:
         """Release the device."""
 
 
 class CpuInput(Input):
-    """Input on the CPU."""
+    """Input on the CPU.
+
+    Attributes:
+        CONTENDERS: Methods that are contenders, and how often each runs in a turn.
+    """
+
+    CONTENDERS: ClassVar = {"stream": 5, "ours": 5, "topk": 1, "chain": 1, "argpartition": 1}
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         from horovod_sparse.kernels import cpu  # may be missing where the benchmark runs on a GPU
@@ -129,20 +127,16 @@ class CpuInput(Input):
         """Run the selection alone with NumPy."""
         np.argpartition(self._magnitudes.numpy(), len(self._magnitudes) - self.k)
 
-    def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
-        """Return the contenders of one round, in order; the fast ones run several times, as load affects them most."""
-        fast = [("stream", self.stream), ("ours", self.ours)]
-        slow = [("topk", self.topk), ("chain", self.chain), ("argpartition", self.argpartition)]
-        return fast * 5 + slow
-
     def milliseconds(self, run: Callable[[], object]) -> float:
         """Return the time of one call."""
         self.reset()
         return 1e3 * timeit(run, number=1)
 
-    def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
+    @staticmethod
+    def targets(cell: Record, best: Mapping[str, float]) -> dict[str, bool]:
         """Return the targets that apply and whether each is met; ``best`` contains the smallest times in ms."""
-        if size != TARGET_SIZE or self.threads != 1 or density not in STREAM_TARGETS:
+        size, density, threads = (cell[name] for name in ("size", "density", "threads"))
+        if size != TARGET_SIZE or threads != 1 or density not in STREAM_TARGETS:
             return {}
         limit = STREAM_TARGETS[density]
         return {
@@ -178,9 +172,9 @@ def moved_wrongly(acc: Array, left: Array, indices: Array, values: Array) -> int
     return int(misplaced + changed + np.count_nonzero(np.diff(indices) <= 0))
 
 
-def device(name: str) -> Any:
+def inputs(device: str) -> Any:
     """Return the class of a device's inputs."""
-    if name == "cuda":
+    if device == "cuda":
         from benchmarks.kernels.cuda_input import CudaInput
 
         return CudaInput
@@ -198,30 +192,22 @@ def verify(case: Any) -> dict[str, int]:
     return {"ours": of_ours, "chain": of_chain}
 
 
-def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> tuple[list[Row], dict[str, bool]]:
-    """Verify and measure one combination; return its rows and the targets."""
+@contextmanager
+def open_cell(size: int, density: float, threads: int, device: str) -> Iterator[Measure]:
+    """Prepare and verify a cell."""
     torch.set_num_threads(threads)
-    case = device(options.device)(size, density, threads)
-    mistakes = verify(case)
-    group = [
-        Row(size, density, threads, name, min(ms), float(np.median(ms)), mistakes.get(name, 0))
-        for name, ms in interleaved(case.round(), case.milliseconds, options.rounds).items()
-    ]
-    met = case.targets(size, density, {row.contender: row.min_ms for row in group})
-    case.close()
-    return group, met
+    case = inputs(device)(size, density, threads)
+    wrong, facts = verify(case), machine(device)
 
+    def measure(name: str) -> Record:
+        ms = [case.milliseconds(getattr(case, name)) for _ in range(case.CONTENDERS[name])]
+        memory = case.memory() if name == "ours" else None
+        return {"ms": ms, "wrong": wrong.get(name, 0), "memory": memory, "machine": facts}
 
-def ratios(group: list[Row]) -> dict[str, float]:
-    """Return the ratios ours / bound and chain / ours, of the smallest and of the median times."""
-    by_name = {row.contender: row for row in group}
-    stream, ours, chain = by_name["stream"], by_name["ours"], by_name["chain"]
-    return {
-        "ours/stream min": ours.min_ms / stream.min_ms,
-        "ours/stream median": ours.median_ms / stream.median_ms,
-        "chain/ours min": chain.min_ms / ours.min_ms,
-        "chain/ours median": chain.median_ms / ours.median_ms,
-    }
+    try:
+        yield measure
+    finally:
+        case.close()
 
 
 def machine(name: str = "cpu") -> dict[str, Any]:
@@ -232,51 +218,49 @@ def machine(name: str = "cpu") -> dict[str, Any]:
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        **device(name).facts(),
+        **inputs(name).facts(),
         "load average": os.getloadavg(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
 
 
-def show(group: list[Row], targets: dict[str, bool]) -> None:
-    """Print the table of one combination."""
-    first = group[0]
-    print(f"\nn = {first.size:,}   density {first.density:g}   threads {first.threads}")
-    print(f"  {'':14}{'min ms':>12}{'median ms':>12}{'#wrong':>8}")
-    for row in group:
-        print(f"  {row.contender:14}{row.min_ms:12.3f}{row.median_ms:12.3f}{row.wrong:8d}")
-    print("  " + "   ".join(f"{name} {value:.2f}" for name, value in ratios(group).items()))
-    for target, met in targets.items():
-        print(f"  target {target}: {'met' if met else 'NOT met'}")
+def show(found: Found) -> str:
+    """Return the table of a cell, and which targets are met."""
+    lines = [table("", found, {**times(found, "stream"), "#wrong": column("wrong", "d", max)})]
+    if {"stream", "ours", "chain"} <= found.keys():
+        first = found["ours"][0]
+        for name, of in (("min", min), ("median", median)):
+            stream, ours, chain = (of(values(found[one], "ms")) for one in ("stream", "ours", "chain"))
+            lines.append(f"{name}: ours/stream {ours / stream:.2f}   chain/ours {chain / ours:.2f}")
+        best = {one: min(values(turns, "ms")) for one, turns in found.items()}
+        targets = inputs(first["device"]).targets(first, best)
+        lines += [f"target {target}: {'met' if met else 'NOT met'}" for target, met in targets.items()]
+    return "\n".join(lines)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = command_line("kernels.selection", __doc__)
-    parser.add_argument("--sizes", type=listed(count), default="1M,25M")
-    parser.add_argument("--densities", type=listed(float), default="0.001,0.01")
-    parser.add_argument("--threads", type=listed(at_least(1)), default="1")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", type=Path, help="write the measurements to this file")
-    return parser.parse_args()
+def cells(options: argparse.Namespace) -> list[Record]:
+    """Return the cells of all sizes, densities and numbers of threads."""
+    names = ("size", "density", "threads")
+    combinations = itertools.product(options.sizes, options.densities, options.threads)
+    return [{**dict(zip(names, one, strict=True)), "device": options.device} for one in combinations]
 
 
 def main() -> int:
-    """Measure, print and save; return 1 if a result was wrong."""
-    options = parse_arguments()
-    environment = machine(options.device)
-    print("   ".join(f"{name}: {value}" for name, value in environment.items()))
-    groups = []
-    for size, density, threads in itertools.product(options.sizes, options.densities, options.threads):
-        groups.append(rows(size, density, threads, options))
-        show(*groups[-1])
+    """Measure and print; return 1 if a result was wrong."""
+    parser = command_line("kernels.selection", __doc__)
+    add_arguments(parser, (), turns=7)
+    add = parser.add_argument
+    add("--sizes", type=listed(count), default="1M,25M")
+    add("--densities", type=listed(float), default="0.001,0.01")
+    add("--threads", type=listed(at_least(1)), default="1")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    choose(parser, options, inputs(options.device).CONTENDERS)
+    print("   ".join(f"{name}: {value}" for name, value in machine(options.device).items()))
+    wrong = run(options, cells(options), open_cell, show)
     print(f"\nload average at the end: {os.getloadavg()}")
-    if options.json:
-        results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": met} for g, met in groups]
-        save(options.json, {"machine": environment, "results": results})
-    return int(any(row.wrong for group, _ in groups for row in group))
+    return wrong
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Times of every sparsifier, compared with a memory bound and with torch.topk.
 
-    python -m benchmarks.kernels.sparsifiers --sizes 25M --densities 0.01 --rounds 5
+    python -m benchmarks.kernels.sparsifiers --sizes 25M --densities 0.01 --turns 5
     python -m benchmarks.kernels.sparsifiers --sizes 25M --ranks 8,64
 
-Every round runs every contender on the same input (normally distributed gradients and residuals), so that other load
-on the machine affects all of them. Each takes its entries through an Accumulator, as in training. `stream` is the
-bound: read gradient, read and write buffer. `torch.topk` is the selection alone, from precomputed magnitudes.
+All contenders have the same input (normally distributed gradients and residuals). Each takes its entries through an
+Accumulator, as in training. `stream` is the bound: read gradient, read and write buffer; it runs three times in a turn,
+as other load affects it most. `torch.topk` is the selection alone, from precomputed magnitudes.
 
 With `--ranks`, rules that divide the selection among the ranks also run as one of that many ranks, with its part of the
 bucket and k/P entries, without messages.
@@ -20,14 +20,16 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from timeit import timeit
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import command_line, interleaved
+from benchmarks import command_line
 from benchmarks.kernels.selection import CpuInput, machine, moved_wrongly
+from benchmarks.runner import Found, Record, add_arguments, choose, column, run, table, times
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
 from horovod_sparse.rules import BucketContext, Step
@@ -35,6 +37,7 @@ from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
 from horovod_sparse.vector import SparseVector
 
 _NEVER = 10**9
+_STREAM, _TOPK = "stream", "torch.topk"
 # Options of the contenders. Rules that choose positions only in some steps have done so before they are timed; "stable,
 # refresh" chooses in every step, which shows the cost of a choice.
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,6 +68,7 @@ class Case:
     def __init__(self, size: int, density: float, threads: int, ranks: Sequence[int] = ()) -> None:
         self.given = CpuInput(size, density, threads)
         self._numbers = itertools.count()
+        self._verified: dict[str, tuple[int, float]] = {}
         self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
         self._ranks = {divided(name, size): size for size in ranks for name in DIVIDED}
         self.sparsifiers |= {divided(name, size): self._build(name, {}, size) for size in ranks for name in DIVIDED}
@@ -99,14 +103,19 @@ class Case:
         count = len(vector) / self.given.k
         return mistakes + int(not least <= count <= most), count
 
-    def round(self) -> list[tuple[str, Callable[[Accumulator], Any]]]:
-        """Return the contenders of one round, in order; the bound runs several times, as load affects it most."""
-        takes = [(label, lambda accumulator, label=label: self.take(label, accumulator)) for label in self.sparsifiers]
-        topk = ("torch.topk", lambda _: self.given.topk())
-        return [("stream", lambda accumulator: accumulator.settle())] * 3 + takes + [topk]
+    def measure(self, label: str) -> Record:
+        """Return the milliseconds of a contender's step, its number of entries as a multiple of k, and its mistakes."""
+        if label == _STREAM:
+            return {"ms": [self._milliseconds(lambda accumulator: accumulator.settle()) for _ in range(3)]}
+        if label == _TOPK:
+            return {"ms": [self._milliseconds(lambda _: self.given.topk())]}
+        if label not in self._verified:
+            self._verified[label] = self.wrong(label)
+        wrong, count = self._verified[label]
+        ms = self._milliseconds(lambda accumulator: self.take(label, accumulator))
+        return {"ms": [ms], "entries": count, "wrong": wrong}
 
-    def milliseconds(self, run: Callable[[Accumulator], Any]) -> float:
-        """Return the time of one contender's step."""
+    def _milliseconds(self, run: Callable[[Accumulator], Any]) -> float:
         accumulator = self.reset()
         return 1e3 * timeit(lambda: run(accumulator), number=1)
 
@@ -116,37 +125,32 @@ def divided(name: str, ranks: int) -> str:
     return f"{name}, P={ranks}"
 
 
-def show(size: int, density: float, case: Case, rounds: int) -> bool:
-    """Verify, measure and print one combination; return whether all results were right."""
-    print(f"\nn = {size:,}   density {density:g}   threads {case.given.threads}")
-    print(f"  {'':16}{'min ms':>10}{'median ms':>12}{'/ stream':>10}{'entries / k':>13}{'#wrong':>8}")
-    verified = {label: case.wrong(label) for label in case.sparsifiers}
-    times = interleaved(case.round(), case.milliseconds, rounds)
-    stream = min(times["stream"])
-    for name, ms in times.items():
-        wrong, count = verified.get(name, (0, 1.0))
-        ratio = min(ms) / stream
-        print(f"  {name:16}{min(ms):10.3f}{np.median(ms):12.3f}{ratio:10.2f}{count:13.3f}{wrong:8d}")
-    return not any(wrong for wrong, _ in verified.values())
+def show(found: Found) -> str:
+    """Return the table of a cell."""
+    verified = {name: [{"entries": None, "wrong": None, **turn} for turn in turns] for name, turns in found.items()}
+    more = {"entries / k": column("entries", ".3f"), "#wrong": column("wrong", "d", max)}
+    return table("", verified, {**times(found, _STREAM), **more})
 
 
 def main() -> int:
     """Measure and print; return 1 if a result was wrong."""
     parser = command_line("kernels.sparsifiers", __doc__)
-    parser.add_argument("--sizes", type=listed(count), default="25M")
-    parser.add_argument("--densities", type=listed(float), default="0.01")
-    parser.add_argument("--ranks", type=listed(count), default=(), help="of rules that divide the selection")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    add_arguments(parser, (), turns=5)
+    add = parser.add_argument
+    add("--sizes", type=listed(count), default="25M")
+    add("--densities", type=listed(float), default="0.01")
+    add("--ranks", type=listed(count), default=(), help="of rules that divide the selection")
+    add("--threads", type=int, default=1)
     options = parser.parse_args()
+    parts = [divided(name, size) for size in options.ranks for name in DIVIDED]
+    choose(parser, options, [_STREAM, *CONTENDERS, *parts, _TOPK])
     torch.set_num_threads(options.threads)
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
-    right = [
-        show(size, density, Case(size, density, options.threads, options.ranks), options.rounds)
-        for size, density in itertools.product(options.sizes, options.densities)
-    ]
+    pairs = itertools.product(options.sizes, options.densities)
+    cells = [{"size": size, "density": density, "threads": options.threads} for size, density in pairs]
+    wrong = run(options, cells, lambda **cell: nullcontext(Case(**cell, ranks=options.ranks).measure), show)
     print(f"\nload average at the end: {os.getloadavg()}")
-    return int(not all(right))
+    return wrong
 
 
 if __name__ == "__main__":

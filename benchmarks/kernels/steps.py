@@ -1,9 +1,9 @@
 """Times of a bucket's complete step, from the gradient to the dense result in place, compared with a memory bound.
 
-    python -m benchmarks.kernels.steps --sizes 25M --densities 0.01 --threads 1,2 --rounds 9
+    python -m benchmarks.kernels.steps --sizes 25M --densities 0.01 --threads 1,2 --turns 9
     python -m benchmarks.kernels.steps --device cuda --sizes 25.6M,110M,336M --densities 0.001,0.01
 
-Every round runs every contender on the same input, so that other load on the machine affects all of them:
+All contenders have the same input:
 
 - bound: read gradient, read and write residual, write gradient, 16 bytes per element, with the same kernels
 - bound of 24: the same with momentum, which also reads and writes the velocity: 24 bytes per element
@@ -20,22 +20,33 @@ behind the one before it where it is shorter, and stages are the device's. Resul
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import command_line, interleaved, save, single_rank
-from benchmarks.kernels.selection import machine
+from benchmarks import command_line, single_rank
+from benchmarks.kernels.selection import cells, machine
+from benchmarks.runner import (
+    Column,
+    Found,
+    Measure,
+    Record,
+    Turns,
+    add_arguments,
+    choose,
+    column,
+    run,
+    table,
+    times,
+    values,
+)
 from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.config import parse
@@ -60,21 +71,6 @@ BYTES = {"bound": 16, "bound of 24": 24, "step": 16, "with scaler": 16, "with mo
 # Consecutive steps on a GPU. A step's result is the next one's gradient, which makes it select the same entries again.
 REPEAT = 20
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-@dataclass(frozen=True)
-class Row:
-    """Result of one contender at one size, density and number of threads; times in milliseconds."""
-
-    size: int
-    density: float
-    threads: int
-    contender: str
-    min_ms: float
-    median_ms: float
-    gigabytes_per_second: float
-    wrong: int
-    stages: dict[str, float] = field(default_factory=dict)
 
 
 class Case:
@@ -153,62 +149,64 @@ class Case:
         return {key: to_host(memory[key]) for key in ("residual", "velocity") if key in memory}
 
 
-def measure(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
-    """Measure and verify one combination; return its rows."""
-    names = ["bound", *(name for name in options.contenders if name != "bound")]
-    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU, names)
-    for name in names:
+@contextmanager
+def open_cell(contenders: Sequence[str], size: int, density: float, threads: int, device: str) -> Iterator[Measure]:
+    """Prepare a cell; a contender's results are verified when it has been measured for the first time."""
+    case = Case(size, density, threads, GPU if device == "cuda" else CPU, contenders)
+    facts, wrong = {"machine": machine(device)}, {name: 0 for name in contenders if name not in SETTINGS}
+
+    def measure(name: str) -> Record:
+        ms, *parts = case.run(name)
+        if name not in wrong:
+            wrong[name] = case.wrong(name)
+        return {"ms": ms, **dict(zip(PARTS, parts, strict=True)), "wrong": wrong[name], **facts}
+
+    for name in contenders:
         case.run(name, repeat=1)  # first touch of the memory
-    rows = []
-    for name, times in interleaved(zip(names, names, strict=True), case.run, options.rounds).items():
-        ms, *parts = np.transpose(times)
-        least, wrong = float(np.min(ms)), case.wrong(name) if name in SETTINGS else 0
-        stages = {part: float(np.min(one)) for part, one in zip(PARTS, parts, strict=True)}
-        rate = 1e-6 * BYTES[name] * size / least
-        rows.append(Row(size, density, threads, name, least, float(np.median(ms)), rate, wrong, stages))
-    case.close()
-    return rows
+    try:
+        yield measure
+    finally:
+        case.close()
 
 
-def show(rows: list[Row]) -> None:
-    """Print the table of one combination."""
-    bound = rows[0]
-    print(f"\nn = {bound.size:,}   density {bound.density:g}   threads {bound.threads}")
-    heads = ("min ms", "median ms", "/ bound", "of medians", "GB/s", *PARTS)
-    print(f"  {'':14}" + "".join(f"{head:>11}" for head in heads) + f"{'#wrong':>8}")
-    for row in rows:
-        ratios = (row.min_ms / bound.min_ms, row.median_ms / bound.median_ms)
-        values = (row.min_ms, row.median_ms, *ratios, row.gigabytes_per_second, *row.stages.values())
-        print(f"  {row.contender:14}" + "".join(f"{value:11.3f}" for value in values) + f"{row.wrong:8d}")
+def show(found: Found) -> str:
+    """Return the table of a cell."""
+    bound = np.median(values(found["bound"], "ms"))
+
+    def rate(turns: Turns) -> str:
+        first = turns[0]
+        return f"{1e-6 * BYTES[first['contender']] * first['size'] / min(values(turns, 'ms')):.3f}"
+
+    columns: dict[str, Column] = {
+        **times(found, "bound"),
+        "of medians": lambda turns: f"{np.median(values(turns, 'ms')) / bound:.2f}",
+        "GB/s": rate,
+        **{part: column(part, ".3f", min) for part in PARTS},
+        "#wrong": column("wrong", "d", max),
+    }
+    return table("", found, columns)
 
 
 def main() -> int:
-    """Measure, print and save; return 1 if a result was wrong."""
+    """Measure and print; return 1 if a result was wrong."""
     parser = command_line("kernels.steps", __doc__)
-    parser.add_argument("--sizes", type=listed(count), default="25M")
-    parser.add_argument("--densities", type=listed(float), default="0.01")
-    parser.add_argument("--threads", type=listed(at_least(1)), default="1")
-    parser.add_argument("--rounds", type=at_least(1), default=9)
-    parser.add_argument("--contenders", type=listed(str), default=[*BYTES], help="next to bound; default: all")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    add_arguments(parser, [*BYTES], turns=9)
+    add = parser.add_argument
+    add("--sizes", type=listed(count), default="25M")
+    add("--densities", type=listed(float), default="0.01")
+    add("--threads", type=listed(at_least(1)), default="1")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    if unknown := set(options.contenders) - set(BYTES):
-        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(BYTES)}")
-    environment = machine(options.device)
-    print("   ".join(f"{name}: {value}" for name, value in environment.items()))
+    choose(parser, options, BYTES)
+    options.contenders = ["bound", *(name for name in options.contenders if name != "bound")]
+    print("   ".join(f"{name}: {value}" for name, value in machine(options.device).items()))
     metrics.enable(device=torch.cuda if options.device == "cuda" else None)
-    rows = []
-    for combination in itertools.product(options.sizes, options.densities, options.threads):
-        rows += (found := measure(*combination, options))
-        show(found)
+    wrong = run(options, cells(options), partial(open_cell, options.contenders), show)
     if options.device == "cpu":
         targets = ", ".join(f"{name} {target:g}" for name, target in TARGETS.items())
         print(f"\ntargets at 25M, 1 % and one thread: {targets}")
     print(f"\nload average at the end: {os.getloadavg()}")
-    if options.json:
-        save(options.json, {"machine": environment, "rows": [asdict(row) for row in rows]})
-    return int(any(row.wrong for row in rows))
+    return wrong
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ r"""Bytes that each CUDA kernel moves per element, from a profile of Nsight Comp
     ncu --csv --page raw --print-units base --log-file traffic.csv \
         --kernel-name 'regex:^(find_largest|draw|sweep|digit|compact|scatter)$' \
         --metrics dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum \
-        python -m benchmarks.kernels.steps --device cuda --sizes 25.6M --contenders step --rounds 1
+        python -m benchmarks.kernels.steps --device cuda --sizes 25.6M --contenders step --turns 1
     python -m benchmarks.kernels.traffic traffic.csv --size 25.6M --density 0.01
 
 The count is that of a whole step, in which `sweep` writes zeros to the gradient. With --kept, for a profile of

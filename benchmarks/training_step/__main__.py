@@ -1,10 +1,10 @@
 """Where the time of a training step goes, as in Fig. 4 of Yoon and Oh (2022), and what compression adds to computing.
 
-    python -m benchmarks.training_step --device cuda --model vgg16 --batch 128 --density 0.001 --json runs/1.json
-    mpirun -n 4 python -m benchmarks.training_step --device cuda --json runs/4.json    # ranks share the GPU
+    python -m benchmarks.training_step --device cuda --model vgg16 --batch 128 --density 0.001 --output runs/1.jsonl
+    mpirun -n 4 python -m benchmarks.training_step --device cuda --output runs/4.jsonl    # ranks share the GPU
     torchrun --nproc-per-node 2 -m benchmarks.training_step --device cuda              # over Gloo
     python -m benchmarks.training_step --device cuda --model gpt2 --batch 8 --density 0.01 --overlap
-    python -m benchmarks.training_step.figure runs/1.json runs/4.json --output runs/step
+    python -m benchmarks.training_step.figure runs/1.jsonl runs/4.jsonl --output runs/step
 
 Needs no Horovod. Every rank trains with each contender in turn, on random data, with SGD and momentum:
 
@@ -27,16 +27,19 @@ import argparse
 import atexit
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
+from statistics import median
 
 import torch
 from torch import distributed
 
-from benchmarks import command_line, save, single_rank
+from benchmarks import command_line, single_rank
 from benchmarks.kernels.selection import machine
+from benchmarks.runner import Column, Found, Turns, add_arguments, column, run, table
 from benchmarks.training_step.exchange import CONTENDERS, configuration_of
-from benchmarks.training_step.measure import PARTS, Measurement, measure
+from benchmarks.training_step.measure import measure
 from benchmarks.training_step.models import MODELS
 from horovod_sparse import ddp
 from horovod_sparse.cli.units import at_least, real
@@ -61,30 +64,34 @@ def connect(device: str) -> Transport:
     return transport
 
 
-def ratios(found: dict[str, Measurement]) -> dict[str, dict[str, float]]:
-    """Return the median step of each contender as a multiple of computing alone and of the dense exchange."""
-    step = {name: one.ms["step"][0] for name, one in found.items()}
-    return {
-        name: {f"to_{base}": step[name] / step[base] for base in ("alone", "dense") if base in step} for name in found
+def show(found: Found) -> str:
+    """Return the table, with the medians over the turns."""
+
+    def of(name: str, place: int, turns: Turns) -> float:
+        return float(median(turn["ms"][name][place] for turn in turns))
+
+    def ratio(base: str, turns: Turns) -> str:
+        return f"{of('step', 0, turns) / of('step', 0, found[base]):.3f}" if base in found else ""
+
+    def part(name: str) -> Column:
+        return lambda turns: f"{of(name, 0, turns):.3f}"
+
+    first = next(iter(found.values()))[0]
+    columns: dict[str, Column] = {
+        "step": part("step"),
+        "quartiles": lambda turns: f"{of('step', 1, turns):.2f}-{of('step', 2, turns):.2f}",
+        **{name: part(name) for name in first["ms"] if name != "step"},
+        "kB sent": column("kilobytes_sent", ".3f"),
+        "MiB peak": column("peak_mib", ".0f"),
+        **{f"/ {base}": partial(ratio, base) for base in ("alone", "dense")},
     }
-
-
-def show(found: dict[str, Measurement], overlap: bool) -> None:
-    """Print the table."""
-    parts = [*PARTS] if overlap else [*PARTS, "rest"]
-    heads = ("step", "quartiles", *parts, "kB sent", "MiB peak", "/ alone", "/ dense")
-    print(f"{'':14}" + "".join(f"{head:>15}" for head in heads))
-    for (name, one), ratio in zip(found.items(), ratios(found).values(), strict=True):
-        median, low, high = one.ms["step"]
-        numbers = [one.ms[part][0] for part in parts]
-        numbers += [one.kilobytes_sent, one.peak_mib or 0, ratio.get("to_alone", 0), ratio.get("to_dense", 0)]
-        row = "".join(f"{number:15.3f}" for number in numbers)
-        print(f"{name[:14]:14}{median:15.3f}{f'{low:.2f}-{high:.2f}':>15}{row}")
+    return table("", found, columns)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = command_line("training_step", __doc__)
+    add_arguments(parser, [*CONTENDERS], turns=1)
     add = parser.add_argument
     add("--model", choices=MODELS, default="vgg16")
     add("--batch", type=at_least(1), default=128, help="images or sequences per rank and step (default: 128)")
@@ -92,10 +99,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--density", type=real(below=1), default=0.001, help="share of the entries (default: 0.001)")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--overlap", action="store_true", help="exchange during the backward pass, as in training")
-    add("--contenders", nargs="+", default=[*CONTENDERS], metavar="NAME", help="names or configurations; default: all")
     add("--steps", type=at_least(1), default=30, help="measured steps (default: 30)")
     add("--warmup", type=at_least(0), default=8, help="steps before them (default: 8)")
-    add("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
     try:
         for contender in options.contenders:
@@ -109,19 +114,13 @@ def main() -> int:
     """Measure on all ranks; print and save on rank 0."""
     options = parse_arguments()
     transport = connect(options.device)
-    found = {name: measure(options, transport, name) for name in options.contenders}
+    facts = {"machine": machine(options.device)}
+    names = ("model", "batch", "length", "density", "device", "overlap", "steps", "warmup")
+    cell = {name: getattr(options, name) for name in names} | {"ranks": transport.size}
     if transport.rank == 0:
-        settings = {name: value for name, value in vars(options).items() if name not in ("json", "contenders")}
-        environment = machine(options.device)
-        print("   ".join(f"{name}: {value}" for name, value in environment.items()))
-        print("   ".join(f"{name}: {value}" for name, value in settings.items()) + f"   ranks: {transport.size}")
-        show(found, options.overlap)
-        if options.json:
-            results = {
-                name: asdict(one) | ratio
-                for (name, one), ratio in zip(found.items(), ratios(found).values(), strict=True)
-            }
-            save(options.json, {"machine": environment, **settings, "ranks": transport.size, "contenders": results})
+        print("   ".join(f"{name}: {value}" for name, value in facts["machine"].items()))
+    open_cell = lambda **_: nullcontext(lambda name: asdict(measure(options, transport, name)) | facts)  # noqa: E731
+    run(options, [cell], open_cell, show, transport.rank, transport.broadcast_object)
     transport.barrier()
     return 0
 

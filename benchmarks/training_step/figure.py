@@ -1,14 +1,13 @@
 """Figure of the parts of a step, as Fig. 4 of Yoon and Oh (2022), from results of several numbers of ranks.
 
-    python -m benchmarks.training_step.figure runs/1.json runs/2.json runs/4.json --output runs/step
+    python -m benchmarks.training_step.figure runs/1.jsonl runs/2.jsonl runs/4.jsonl --output runs/step
 
-The results are those that ``python -m benchmarks.training_step --json`` wrote without --overlap. Writes OUTPUT.png and
-OUTPUT.svg: one panel per number of ranks, and one with the published figures.
+The results are those that ``python -m benchmarks.training_step --output`` wrote without --overlap. Writes OUTPUT.png
+and OUTPUT.svg: one panel per number of ranks, and one with the published figures.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import command_line
+from benchmarks.runner import Records
 from horovod_sparse.cli.image import write_png
 
 LABELS = {"sorted": "Top-k, torch.topk", "randomk": "Random-k", "ours": "Top-k, ours"}
@@ -44,7 +44,8 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The exchange overlapped the backward pass, so that the parts do not add up.
     """
-    result: dict[str, Any] = json.loads(path.read_text())
+    lines = Records(path).lines
+    result = {**lines[0], "contenders": {line["contender"]: line for line in lines}}
     if result["overlap"]:
         raise ValueError(f"{path} was measured with --overlap: its parts do not add up to the step")
     return result
@@ -118,7 +119,7 @@ def _stack(axes: Axes, bars: Bars, colours: Mapping[str, str]) -> float:
 def main() -> int:
     """Draw the figure from the files on the command line."""
     parser = command_line("training_step.figure", __doc__)
-    parser.add_argument("results", nargs="+", type=Path, help="files that --json wrote, one per number of ranks")
+    parser.add_argument("results", nargs="+", type=Path, help="files of --output, one per number of ranks")
     parser.add_argument("--output", type=Path, default=Path("step"), help="path without suffix (default: step)")
     options = parser.parse_args()
     try:

@@ -12,7 +12,7 @@ from benchmarks.cluster import accuracy, emulated
 from benchmarks.cluster.__main__ import build_parser, main
 from benchmarks.cluster.accuracy import EXCHANGES
 from benchmarks.cluster.accuracy_report import outcomes, plot, table
-from benchmarks.convergence.runs import Job
+from benchmarks.runner import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"dense": "dense", "ours": "topka"}
@@ -75,22 +75,26 @@ def test_every_exchange_can_be_made_and_is_called_by_one_name():
             hvs.parse(one.spec)
 
 
+def missing(options):
+    return Records(options.output / "records.jsonl").missing(accuracy.keys(options))
+
+
 def test_missing_records_are_trained_and_exchanges_alternate(tmp_path):
-    words = ["accuracy", "--output", str(tmp_path), "--steps", "8", "--seeds", "2", "--exchanges", "dense,topka"]
+    words = ["accuracy", "--output", str(tmp_path), "--steps", "8", "--seeds", "2", "--contenders", "dense", "topka"]
     options = build_parser().parse_args([*words, "--rates", "1gbit,100mbit"])
-    every = [(rate, seed, name) for rate in ("1gbit", "100mbit") for seed in (0, 1) for name in ("dense", "topka")]
-    assert [*accuracy.waiting(options)] == every
-    rate, seed, _ = made = every[3]
-    settings = Job(options.task, EXCHANGES["topka 1 %"], seed, options.steps).settings()
-    (tmp_path / "records.jsonl").write_text(json.dumps({**settings, "rate": rate}) + "\n")
-    assert [*accuracy.waiting(options)] == [one for one in every if one != made]
+    every = missing(options)
+    assert [(key["rate"], key["seed"], key["run"]) for key in every] == [
+        (rate, seed, name) for rate in ("1gbit", "100mbit") for seed in (0, 1) for name in ("dense", "topka")
+    ]
+    (tmp_path / "records.jsonl").write_text(json.dumps(every[3]) + "\n")
+    assert missing(options) == every[:3] + every[4:]
 
 
 def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
     docs = ROOT / "docs"
     options = build_parser().parse_args(["accuracy", "--output", str(tmp_path)])
     (tmp_path / "records.jsonl").write_bytes((docs / "data" / "accuracy" / "records.jsonl").read_bytes())
-    assert not [*accuracy.waiting(options)]
+    assert not missing(options)
     options.page = tmp_path / "page.md"
     options.page.write_bytes((docs / "appendix/performance.md").read_bytes())
     accuracy.report(options)
@@ -105,8 +109,8 @@ def test_missing_trainings_run_and_are_reported(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     small = ["accuracy", "--task", "digits", "--steps", "8", "--seeds", "1", "--nodes", "2", "--target", "0.05"]
     words = [*small, "--rates", "none", "--output", str(tmp_path)]
-    both = [*words, "--exchanges", "dense,topka"]
-    assert main([*words, "--exchanges", "dense"]) == 0
+    both = [*words, "--contenders", "dense", "topka"]
+    assert main([*words, "--contenders", "dense"]) == 0
     assert main(both) == 0
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [one["run"] for one in records] == ["dense", "topka"]

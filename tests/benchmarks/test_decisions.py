@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cluster import decisions, decisions_report, emulated
 from benchmarks.cluster.__main__ import build_parser, main
+from benchmarks.runner import Records
 
 PNG = b"\x89PNG\r\n"
 
@@ -90,13 +91,15 @@ def test_the_tables_show_accuracies_and_links_that_change():
     ]
 
 
-def parsed(*words):
-    return build_parser().parse_args(["decisions", *words])
+def missing(*words, done=()):
+    records = Records()
+    records.lines.extend(done)
+    return records.missing(decisions.keys(build_parser().parse_args(["decisions", *words])))
 
 
 def test_missing_records_are_measured_and_contenders_alternate():
-    words = ["--models", "cnn,wide", "--rates", "none,1gbit", "--contenders", "alone,recommended", "--turns", "2"]
-    keys = decisions.waiting(parsed(*words), [])
+    words = ["--models", "cnn,wide", "--rates", "none,1gbit", "--contenders", "alone", "recommended", "--turns", "2"]
+    keys = missing(*words)
     assert len(keys) == 2 * 2 * 2 * 2
     assert [(key["rate"], key["model"], key["turn"], key["contender"]) for key in keys[:3]] == [
         ("none", "cnn", 0, "alone"),
@@ -104,26 +107,18 @@ def test_missing_records_are_measured_and_contenders_alternate():
         ("none", "cnn", 1, "alone"),
     ]
     done = [{**key, "milliseconds": 1.0} for key in keys[::2]]
-    assert decisions.waiting(parsed(*words), done) == keys[1::2]
-    assert decisions.waiting(parsed(*words, "--steps", "5"), done) == [{**key, "steps": 5} for key in keys]
-    assert decisions.waiting(parsed(*words, "--ranks", "2"), done) == [{**key, "ranks": 2} for key in keys]
+    assert missing(*words, done=done) == keys[1::2]
+    assert missing(*words, "--steps", "5", done=done) == [{**key, "steps": 5} for key in keys]
+    assert missing(*words, "--nodes", "2", done=done) == [{**key, "ranks": 2} for key in keys]
     # Data is there for the first model only, and computing alone learns nothing.
-    more = decisions.waiting(parsed(*words, "--accuracy", "50"), [*done, *keys])
+    more = missing(*words, "--accuracy", "50", done=[*done, *keys])
     assert {(key["kind"], key["model"], key["contender"], key["steps"]) for key in more} == {
         ("accuracy", "cnn", "recommended", 50)
     }
-    changes = decisions.waiting(parsed(*words, "--change", "1gbit,50mbit"), done)
+    changes = missing(*words, "--change", "1gbit,50mbit", done=done)
     assert [(key["model"], key["rate"], key["turn"]) for key in changes] == [
         (model, "1gbit,50mbit", turn) for turn in range(2) for model in ("cnn", "wide")
     ]
-
-
-def test_a_record_that_was_cut_off_is_measured_again(tmp_path):
-    path = tmp_path / "decisions.jsonl"
-    assert decisions.read(path) == []
-    path.write_text('{"turn": 0}\n{"turn": 1}\n{"tu')
-    assert decisions.read(path) == [{"turn": 0}, {"turn": 1}]
-    assert path.read_text() == '{"turn": 0}\n{"turn": 1}\n'
 
 
 @pytest.mark.full
@@ -136,10 +131,11 @@ def test_the_figure_is_drawn(tmp_path):
 def test_a_short_run_decides_on_a_link_and_again_where_it_changes(tmp_path, capsys):
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated cluster here: {reason}")
-    words = ["decisions", "--ranks", "2", "--models", "cnn", "--output", str(tmp_path), "--turns", "1"]
-    once = [*words, "--rates", "memory,1gbit", "--contenders", "alone,recommended", "--steps", "3"]
+    path = tmp_path / "decisions.jsonl"
+    words = ["decisions", "--nodes", "2", "--models", "cnn", "--output", str(path), "--turns", "1"]
+    once = [*words, "--rates", "memory,1gbit", "--contenders", "alone", "recommended", "--steps", "3"]
     assert main(once) == 0
-    records = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(one["rate"], one["contender"]) for one in records] == [
         (rate, name) for rate in ("memory", "1gbit") for name in ("alone", "recommended")
     ]
@@ -147,7 +143,7 @@ def test_a_short_run_decides_on_a_link_and_again_where_it_changes(tmp_path, caps
     assert all(0 < one["decided"] <= 102 for one in records if one["contender"] == "recommended")
     assert all(0 <= one["exposed"] <= one["milliseconds"] for one in records if one["contender"] == "recommended")
     assert main(once) == 0  # everything has a record
-    assert len((tmp_path / "decisions.jsonl").read_text().splitlines()) == 4
+    assert len(path.read_text().splitlines()) == 4
     assert (tmp_path / "decisions.png").read_bytes().startswith(PNG)
     capsys.readouterr()
     assert main([*words, "--change", "1gbit,50mbit", "--change-steps", "110"]) == 0

@@ -9,17 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTED_BY_OTHERS = {
-    "worker",
-    "collectives",
-    "overlap",
-    "accuracy",
-    "peers",
-    "sharded",
-    "waiting",
-    "decisions",
-    "local_steps",
-}
+STARTED_BY_OTHERS = {"worker", "overlap"}
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for path in (ROOT / "benchmarks").rglob("*.py")

@@ -8,8 +8,8 @@ import pytest
 
 @pytest.mark.full
 def test_a_residual_needs_more_than_fsdp_alone():
-    short = ("--ranks", "2", "--millions", "8", "--steps", "2", "--rows", "FSDP2", "residual")
+    short = ("--ranks", "2", "--millions", "8", "--steps", "2", "--contenders", "FSDP2", "residual")
     result = launch.python("-m", "benchmarks.sharded_memory", *short)
     assert result.returncode == 0, result.stderr
-    rows = dict(line.rsplit(maxsplit=1) for line in result.stdout.splitlines()[1:])
+    rows = dict(line.rsplit(maxsplit=1) for line in result.stdout.splitlines()[-2:])
     assert 2 < float(rows["FSDP2"]) < float(rows["residual"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -13,11 +14,11 @@ pytestmark = pytest.mark.full
 
 
 def test_every_rule_is_timed_and_verified(monkeypatch, capsys):
-    asked = ["--sizes", "200k", "--densities", "0.01", "--ranks", "3,8", "--rounds", "1"]
+    asked = ["--sizes", "200k", "--densities", "0.01", "--ranks", "3,8", "--turns", "1"]
     monkeypatch.setattr(sys, "argv", ["sparsifiers", *asked])
     assert sparsifiers.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line[2:18].strip(): line[18:].split() for line in lines if len(line[18:].split()) == 5}
+    table = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+    rows = {name: numbers for name, *numbers in table if len(numbers) == 5}
     assert {name for name in SPARSIFIERS if name != "stable"} <= rows.keys()
     for ranks in (3, 8):
         for name in sparsifiers.DIVIDED:

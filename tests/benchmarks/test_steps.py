@@ -12,8 +12,8 @@ from benchmarks.kernels import steps
 
 
 def test_every_contender_is_measured_and_right(monkeypatch, capsys, tmp_path):
-    saved = tmp_path / "steps.json"
-    arguments = f"--sizes 20K --densities 0.01 --threads 1,2 --rounds 2 --json {saved}"
+    saved = tmp_path / "steps.jsonl"
+    arguments = f"--sizes 20K --densities 0.01 --threads 1,2 --turns 2 --output {saved}"
     monkeypatch.setattr(sys, "argv", ["steps", *arguments.split()])
     try:
         assert steps.main() == 0
@@ -22,14 +22,14 @@ def test_every_contender_is_measured_and_right(monkeypatch, capsys, tmp_path):
     rows = [
         line.split()
         for line in capsys.readouterr().out.splitlines()
-        if line.startswith(("  bound", "  step", "  with", "  nesterov"))
+        if line.startswith(("bound", "step", "with", "nesterov"))
     ]
     assert [row[0] for row in rows] == ["bound", "bound", "step", "with", "with", "nesterov"] * 2
     assert all(float(row[-5]) > 0 for row in rows if row[0] != "bound")  # select
     assert {row[-1] for row in rows} == {"0"}
-    content = json.loads(saved.read_text())
-    assert {"cpu", "torch"} <= set(content["machine"])
-    assert [row["contender"] for row in content["rows"]] == list(steps.BYTES) * 2
+    lines = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert {"cpu", "torch"} <= set(lines[0]["machine"])
+    assert [line["contender"] for line in lines] == list(steps.BYTES) * 4
 
 
 @pytest.mark.parametrize("name", steps.SETTINGS)

@@ -25,13 +25,17 @@ pytestmark = pytest.mark.full
 SMALL = ("-m", "benchmarks.training_step", "--model", "cnn", "--batch", "4", "--density", "0.01", "--steps", "3")
 
 
+def content_of(output: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    return {**lines[0], "contenders": {line["contender"]: line for line in lines}}
+
+
 def run(*arguments: str, output: Path, **launcher: Any) -> dict[str, Any]:
     """Run the benchmark on the CNN and return its results."""
-    done = launch.python(*SMALL, "--warmup", "1", "--json", str(output), *arguments, **launcher)
+    done = launch.python(*SMALL, "--warmup", "1", "--output", str(output), *arguments, **launcher)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"\n{name} " in done.stdout for name in CONTENDERS)
-    content: dict[str, Any] = json.loads(output.read_text())
-    return content
+    return content_of(output)
 
 
 def check(content: dict[str, Any], ranks: int) -> None:
@@ -44,7 +48,6 @@ def check(content: dict[str, Any], ranks: int) -> None:
         ms = {part: spread[0] for part, spread in contender["ms"].items()}
         assert all(ms[part] > 0 for part in ("step", "forward", "backward", "update"))
         assert (ms["compression"] > 0) == (name != "alone")
-        assert contender["to_alone"] == ms["step"] / found["alone"]["ms"]["step"][0]
         assert (contender["kilobytes_sent"] > 0) == (ranks > 1 and name != "alone")
     if ranks > 1:
         assert found["ours"]["kilobytes_sent"] < 0.05 * found["dense"]["kilobytes_sent"]
@@ -71,7 +74,7 @@ def misplaced(drawing: Figure) -> list[str]:
 def test_one_and_two_ranks_are_measured_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
     results = [run(output=files[0]), run(output=files[1], ranks=2)]
     for ranks, content in enumerate(results, 1):
         check(content, ranks)
@@ -87,11 +90,11 @@ def test_one_and_two_ranks_are_measured_and_drawn(
 
 
 def test_ranks_of_torchrun_overlap_the_exchange_but_have_no_figure(tmp_path: Path) -> None:
-    output = tmp_path / "2.json"
+    output = tmp_path / "2.jsonl"
     content = run("--overlap", output=output, ranks=2, torchrun=())
     check(content, 2)
     assert "rest" not in content["contenders"]["ours"]["ms"]
-    with pytest.raises(ValueError, match=r"2.json was measured with --overlap: its parts do not add up"):
+    with pytest.raises(ValueError, match=r"2.jsonl was measured with --overlap: its parts do not add up"):
         figure.load(output)
 
 

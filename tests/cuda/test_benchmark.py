@@ -53,30 +53,33 @@ def test_every_contender_is_measured_and_verified(
 ) -> None:
     size = 20_000
     monkeypatch.setattr(cuda_input, "SIZES", (size,))
-    group, targets = selection.rows(size, 0.01, 1, argparse.Namespace(device="cuda", rounds=1))
-    assert [row.contender for row in group] == ["stream", "ours", "topk", "chain", "merge"]
-    assert all(row.wrong == 0 and row.min_ms > 0 for row in group)
-    assert len(targets) == 5
-    selection.show(group, targets)
-    assert "target merge < 1 ms" in capsys.readouterr().out
+    arguments = f"--device cuda --sizes {size} --densities 0.01 --turns 1"
+    monkeypatch.setattr(sys, "argv", ["selection", *arguments.split()])
+    assert selection.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith(("stream", "ours", "topk", "chain", "merge"))]
+    assert [row[0] for row in rows] == ["stream", "ours", "topk", "chain", "merge"]
+    assert all(float(row[1]) > 0 for row in rows)
+    assert len([line for line in lines if line.startswith("target ")]) == 5
+    assert any(line.startswith("target merge < 1 ms") for line in lines)
 
 
 @pytest.mark.parametrize("benchmark", [selection, steps])
 def test_results_name_the_device_and_its_software(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    saved = tmp_path / "results.json"
-    arguments = f"--device cuda --sizes 20K --densities 0.01 --rounds 1 --json {saved}"
+    saved = tmp_path / "results.jsonl"
+    arguments = f"--device cuda --sizes 20K --densities 0.01 --turns 1 --output {saved}"
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments.split()])
     assert benchmark.main() == 0
-    machine = json.loads(saved.read_text())["machine"]
+    machine = json.loads(saved.read_text().splitlines()[0])["machine"]
     assert {"gpu", "driver", "cuda", "cupy", "torch"} <= set(machine)
 
 
 def test_whole_steps_on_the_device_are_right() -> None:
-    rows = steps.measure(5000, 0.01, 1, argparse.Namespace(device="cuda", rounds=1, contenders=steps.BYTES))
-    assert [row.contender for row in rows] == list(steps.BYTES)
-    assert all(row.wrong == 0 and row.min_ms > 0 for row in rows)
+    with steps.open_cell([*steps.BYTES], 5000, 0.01, 1, "cuda") as measure_step:
+        found = [measure_step(name) for name in steps.BYTES]
+    assert all(one["wrong"] == 0 and one["ms"] > 0 for one in found)
 
 
 def test_a_wrong_step_on_the_device_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,18 +119,26 @@ def bench() -> Groups:
     """Return the times of selection and of whole steps, and the memory traffic of the kernels."""
     selection, steps = "python -m benchmarks.kernels.selection", "python -m benchmarks.kernels.steps"
     sizes = "--device cuda --densities 0.001,0.01 --sizes 25.6M,110M"
+    output = "--output {output}"
     ncu = "ncu --clock-control none --csv --page raw --print-units base --log-file {output}/traffic.csv"
     ncu += " --kernel-name regex:^(find_largest|draw|sweep|digit|compact|scatter)$"
     ncu += " --metrics dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum"
-    small = "--sizes 200k --rounds 1"
+    small = "--sizes 200k --turns 1"
     gpt2 = f"{TRAINING_STEP} --device cuda --overlap --density 0.01 --model"
     cnn = f"{TRAINING_STEP} --overlap --model cnn {FEW}"
     return [
-        [Step("selection", f"{selection} {sizes},336M --json {{output}}/selection.json", 150, f"{selection} {small}")],
-        [Step("step", f"{steps} {sizes} --json {{output}}/step.json", 90, f"{steps} {small}")],
-        [Step("gpt2", f"{gpt2} gpt2 --batch 8 --json {{output}}/gpt2.json", 90, cnn)],
-        [Step("gpt2-medium", f"{gpt2} gpt2-medium --batch 4 --json {{output}}/gpt2-medium.json", 90)],
-        [Step("profile", f"{ncu} {steps} --device cuda --sizes 25.6M --contenders step --rounds 1", 90)],
+        [
+            Step(
+                "selection",
+                f"{selection} {sizes},336M {output}/selection.jsonl",
+                150,
+                f"{selection} {small}",
+            )
+        ],
+        [Step("step", f"{steps} {sizes} {output}/step.jsonl", 90, f"{steps} {small}")],
+        [Step("gpt2", f"{gpt2} gpt2 --batch 8 --output {{output}}/gpt2.jsonl", 90, cnn)],
+        [Step("gpt2-medium", f"{gpt2} gpt2-medium --batch 4 --output {{output}}/gpt2-medium.jsonl", 90)],
+        [Step("profile", f"{ncu} {steps} --device cuda --sizes 25.6M --contenders step --turns 1", 90)],
         [Step("traffic", "python -m benchmarks.kernels.traffic {output}/traffic.csv --size 25.6M --density 0.01", 20)],
     ]
 
@@ -138,11 +146,11 @@ def bench() -> Groups:
 def figure() -> Groups:
     """Return the parts of a step of VGG-16 on 1, 2 and 4 ranks that share the GPU, and their figure."""
     groups: Groups = []
-    results = [f"{{output}}/vgg16-{ranks}.json" for ranks in (1, 2, 4)]
+    results = [f"{{output}}/vgg16-{ranks}.jsonl" for ranks in (1, 2, 4)]
     for ranks, result in zip((1, 2, 4), results, strict=True):
         launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
-        vgg16 = f"{launcher}{TRAINING_STEP} --device cuda --model vgg16 --batch 128 --density 0.001 --json {result}"
-        cnn = f"{launcher}{TRAINING_STEP} --model cnn --json {result} {FEW}" if ranks < 4 else ""
+        vgg16 = f"{launcher}{TRAINING_STEP} --device cuda --model vgg16 --batch 128 --density 0.001 --output {result}"
+        cnn = f"{launcher}{TRAINING_STEP} --model cnn --output {result} {FEW}" if ranks < 4 else ""
         groups.append([Step(f"vgg16-{ranks}", vgg16, 160, cnn)])
     draw = "python -m benchmarks.training_step.figure --output {output}/vgg16 "
     groups.append([Step("figure", draw + " ".join(results), 40, draw + " ".join(results[:2]))])
@@ -185,6 +193,7 @@ def run(step: Step, output: Path, rehearse: bool) -> Ended:
     words = shlex.split(template.format(output=shlex.quote(str(output))))
     command = [sys.executable if word == "python" else word for word in words]
     log, begin = output / f"{step.name}.log", time.monotonic()
+    (output / f"{step.name}.jsonl").unlink(missing_ok=True)  # a benchmark would not measure again
     # `timeout` ends the process group, and with it the ranks of a launcher; its status is 124, or 137 after SIGKILL.
     with log.open("w") as file:
         limited = ["timeout", "--kill-after=10", str(step.limit), *command]
