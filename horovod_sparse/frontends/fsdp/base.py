@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.arguments import (
@@ -21,9 +23,9 @@ from horovod_sparse.frontends.arguments import (
     require_own,
 )
 from horovod_sparse.frontends.base import ExchangingGradients, separate
-from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
+from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_means, units_of
 from horovod_sparse.kernels import copy_to_host
 
 # Exchanges by the modules of their models, which keep them alive.
@@ -50,11 +52,16 @@ class ModelExchange(ExchangingGradients):
         self.optimizers = optimizers_in(optimizer)
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
+        self._reduced: set[Any] = set()  # in the backward pass in progress: what FSDP has reduced
+        self._end: Callable[[], Any] = lambda: None  # returns the callback of the backward pass in progress
 
     def _serve(self, model: nn.Module) -> None:
-        """Let the model keep this exchange alive, and checkpoints of the model find it."""
+        """Let the model keep this exchange alive, checkpoints of the model find it, and backward passes call it."""
         _exchanges.update(dict.fromkeys(model.modules(), self))
         separate.add(self)
+        if self._exchange.ranks > 1:
+            model.register_forward_hook(self._forwarded)
+            before_backward(model, weak_hook(self._backward_begins))
 
     def _common_facts(
         self,
@@ -101,13 +108,57 @@ class ModelExchange(ExchangingGradients):
             )
 
     @eager
+    def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Follow the backward pass from its first gradient on; the forward hook of the model."""
+        del inputs
+        if torch.is_grad_enabled():
+            self._require_unchanged(module)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    @eager
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Queue the end of the step; called before FSDP changes any gradient, and again later in the pass.
+
+        The first call is in the outermost backward pass: reentrant checkpointing runs others inside it. Torch frees the
+        callback of a pass that fails, so that the next one finds what was left.
+        """
+        del gradient
+        if self._end() is not None:
+            return
+        require_eager_backward()
+        if self._reduced:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the last backward pass failed after gradients of it were exchanged, "
+                "which other ranks may have applied: start again from a checkpoint"
+            )
+        self._begin_pass()
+        end = functools.partial(self._backward_ends)
+        self._end = weakref.ref(end)
+        Variable._execution_engine.queue_callback(end)
+
+    def _begin_pass(self) -> None:
+        """Prepare for a backward pass; may raise RuntimeError."""
+
+    @eager
     def _backward_ends(self) -> None:
         """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
         Variable._execution_engine.queue_callback(self._complete_step)
 
-    @abstractmethod
+    @eager
+    @torch.no_grad()
     def _complete_step(self) -> None:
-        """Wait for the results at the end of a backward pass."""
+        """Complete the step, unless gradients were only accumulated."""
+        try:
+            if self._reduced:
+                self._take_results()
+        finally:
+            self._reduced.clear()
+
+    @abstractmethod
+    def _take_results(self) -> None:
+        """Wait for the results at the end of a backward pass, and let the gradients hold them."""
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
@@ -141,6 +192,5 @@ def reduced_twice(what: str) -> RuntimeError:
     """Return the error of gradients that FSDP has reduced before in the same backward pass."""
     return RuntimeError(
         f"rank {distributed.get_rank()}: FSDP reduced {what} more than once in a backward pass: a module that several "
-        "activation checkpoints run needs use_reentrant=False; after a backward pass that failed, start again from a "
-        "checkpoint"
+        "activation checkpoints run needs use_reentrant=False"
     )

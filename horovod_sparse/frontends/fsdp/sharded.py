@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from horovod_sparse.config import Sparse
@@ -18,9 +17,8 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
-from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
-from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice, require_eager_backward
+from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
@@ -92,7 +90,6 @@ class ShardedExchange(ModelExchange):
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
         self._members: list[Member] = []
-        self._reduced: list[Unit] = []  # in the backward pass in progress
         self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
         self._delivered = True  # whether the last exchange has changed a gradient of this rank
@@ -140,13 +137,11 @@ class ShardedExchange(ModelExchange):
         if unit in self._reduced:
             raise reduced_twice(f"the gradients of {unit.name}")
         if not self._reduced:
-            require_eager_backward()
             model = self._model()
             assert model is not None
             self._require_unchanged(model)
             self._settle_last()
-            Variable._execution_engine.queue_callback(self._backward_ends)
-        self._reduced.append(unit)
+        self._reduced.add(unit)
         self._exchange.worker.wait_for_all_but(1)
 
     def _settle_last(self) -> None:
@@ -205,10 +200,7 @@ class ShardedExchange(ModelExchange):
         own = [part for part in unit.parts.values() if part.key == key]
         self._results += [(part.p, result[part.place : part.place + part.width]) for part in own]
 
-    @eager
-    @torch.no_grad()
-    def _complete_step(self) -> None:
-        """Wait for the results at the end of a backward pass, and add them to the gradients."""
+    def _take_results(self) -> None:
         try:
             for unit in self._reduced:
                 unit.require_complete()
@@ -227,7 +219,6 @@ class ShardedExchange(ModelExchange):
                 for bucket in self._exchange.worker.buckets:
                     bucket.pipeline.sample = None
         finally:
-            self._reduced.clear()
             self._results.clear()
 
     def _put_missing(self) -> None:
