@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
+from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import (
     check_devices,
     check_optimizers,
@@ -27,6 +28,10 @@ from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hoo
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_means, units_of
 from horovod_sparse.kernels import copy_to_host
+
+# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
+# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
+_USED, _ONE = "ranks with a gradient", 2.0**-64
 
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ModelExchange] = weakref.WeakKeyDictionary()
@@ -62,6 +67,17 @@ class ModelExchange(ExchangingGradients):
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             before_backward(model, weak_hook(self._backward_begins))
+
+    def _member_of_uses(self) -> Member:
+        """Return the member for the counts of ranks that have a gradient."""
+        return Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
+
+    def _submit_uses(self, used: Container[str]) -> torch.Tensor:
+        """Submit which parameters have a gradient here; the result is then not zero where any rank has one."""
+        counts = [_ONE * (name in used) for name in self._parameters]
+        shares = torch.tensor(counts, dtype=torch.float32, device="cpu")
+        self._exchange.worker.put(_USED, shares)
+        return shares
 
     def _common_facts(
         self,

@@ -15,7 +15,6 @@ from torch import distributed, nn
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
 from horovod_sparse.frontends.eager import weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
@@ -28,10 +27,6 @@ from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
-
-# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
-# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
-_USED, _ONE = "ranks with a gradient", 2.0**-64
 
 
 class ReplicaExchange(ModelExchange):
@@ -80,8 +75,7 @@ class ReplicaExchange(ModelExchange):
             without_exchange="after model.set_requires_gradient_sync(False)",
             settle=lambda: not me._reduced,
         )
-        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
-        self._exchange.place(self._parameters, first_in_forward=[used])
+        self._exchange.place(self._parameters, first_in_forward=[self._member_of_uses()])
         self._serve(model)
         if self._exchange.ranks > 1:
             trainable: Mapping[str, Any] = self._parameters
@@ -176,18 +170,15 @@ class ReplicaExchange(ModelExchange):
         with self._exchange.worker.completing():
             self._require_frozen()
             missing = self._submit_missing()
-            counts = [_ONE * (name in self._reduced) for name in self._parameters]
-            used = torch.tensor(counts, dtype=torch.float32, device="cpu")
-            self._submit(_USED, used)  # which is then overwritten with the mean
+            shares = self._submit_uses(self._reduced)
             self._exchange.worker.wait_for_results()
         if not self._compared:
             self._compared = True
             self._require_same_start()
         if missing:
-            shares = dict(zip(self._parameters, used.tolist(), strict=True))
-            for name, shard in missing.items():
-                if shares[name]:
-                    self._parameters[name].grad = with_shard(self._parameters[name], shard)
+            for (name, p), share in zip(self._parameters.items(), shares.tolist(), strict=True):
+                if share and name in missing:
+                    p.grad = with_shard(p, missing[name])
 
     def _submit_missing(self) -> dict[str, torch.Tensor]:
         """Submit what this backward pass has not reduced; return the arrays of parameters without a gradient.

@@ -22,7 +22,7 @@ from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
-from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
+from horovod_sparse.frontends.fsdp.scattering import Part, Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
@@ -33,11 +33,11 @@ from horovod_sparse.frontends.units import check_unit
 class _Buckets(GradientExchange):
     """Exchange whose buckets are scattered, unless they are small."""
 
-    def scatter(self, units: Sequence[Unit]) -> list[Member]:
-        """Create the buckets of units, and return what is exchanged; a collective call."""
+    def scatter(self, units: Sequence[Unit], first_in_forward: Member) -> list[Member]:
+        """Create the buckets of units and of another gradient; return what is exchanged of units. A collective call."""
         self._scattered = units
         members = [member._replace(size=member.size * self.ranks) for unit in units for member in unit.members]
-        self.add(members)
+        self.add([first_in_forward, *members])
         parts = [(name, part) for unit in units for name, part in unit.parts.items()]
         self.names |= {part.p: part.key for _, part in parts}
         self.selected = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
@@ -90,6 +90,7 @@ class ShardedExchange(ModelExchange):
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
         self._members: list[Member] = []
+        self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
         self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
         self._delivered = True  # whether the last exchange has changed a gradient of this rank
@@ -119,7 +120,7 @@ class ShardedExchange(ModelExchange):
             settle=lambda: not me._reduced,
         )
         if transport.size > 1:
-            self._members = self._exchange.scatter(self._units)
+            self._members = self._exchange.scatter(self._units, self._member_of_uses())
             for unit in self._units:
                 unit.attach(me, sums)
         self._serve(model)
@@ -181,18 +182,21 @@ class ShardedExchange(ModelExchange):
             rows: The shards of its gradients for each rank, by rows.
             sources: First columns of the parameters that have a gradient.
         """
-        worker, rank = self._exchange.worker, self._exchange.transport.rank
+        self._used.update(sources)
         parts = {name: unit.parts[name] for name in sources}
         for name, part in parts.items():
             if part.small:
                 columns = rows[:, sources[name] : sources[name] + part.width]
-                whole = columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-                worker.put(part.key, whole)
-                self._results.append((part.p, whole[rank]))
+                self._put_small(part, columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
         for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
             own = {name: part for name, part in parts.items() if part.key == key}
             taken = [Columns(sources[name], part.place, part.width) for name, part in own.items()]
             self._put(unit, key, rows, taken)
+
+    def _put_small(self, part: Part, rows: torch.Tensor, hold: bool = False) -> None:
+        """Exchange a parameter that is sent dense."""
+        self._exchange.worker.put(part.key, rows, hold)
+        self._results.append((part.p, rows[self._exchange.transport.rank]))
 
     def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
         """Exchange a bucket with a selection; results without a gradient here take momentum back."""
@@ -206,7 +210,11 @@ class ShardedExchange(ModelExchange):
                 unit.require_complete()
             with self._exchange.worker.completing():
                 self._put_missing()
+                shares = self._submit_uses(self._used)
                 self._exchange.worker.wait_for_results()
+            for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
+                if share and p.grad is None:  # another rank has a gradient
+                    p.grad = torch.zeros_like(p)
             delivered = False
             for p, result in self._results:
                 if p.grad is None:
@@ -220,17 +228,19 @@ class ShardedExchange(ModelExchange):
                     bucket.pipeline.sample = None
         finally:
             self._results.clear()
+            self._used.clear()
 
     def _put_missing(self) -> None:
-        """Submit what this backward pass has not reduced, on no rank; its residuals are kept for later steps."""
+        """Submit what this backward pass has not reduced here; its residuals on this rank are kept for later steps."""
         missing = set(self._exchange.worker.missing)
         unit_of = {member.key: unit for unit in self._units for member in unit.members}
         for member in (member for member in self._members if member.key in missing):
+            unit = unit_of[member.key]
             if member.small:
                 zeros = torch.zeros(member.size, dtype=member.dtype, device=member.device)
-                self._exchange.worker.put(member.key, zeros, hold=True)
+                self._put_small(unit.parts[member.key], zeros.view(self._exchange.ranks, -1), hold=True)
             else:
-                self._put(unit_of[member.key], member.key, torch.empty(0, device=member.device), [])
+                self._put(unit, member.key, torch.empty(0, device=member.device), [])
 
     def _place(self) -> Mapping[str, Any]:
         layout = layout_of(self._units)
