@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from front_ends import SHAPES, Model
 from laws import everywhere
 from scattered import gradients, scattered
@@ -40,13 +41,13 @@ class Named(Model):
 class Training:
     """Training of a sharded model with one of the exchanges."""
 
-    def __init__(self, comm, mesh, between, compression, model=Named, **more):
+    def __init__(self, comm, mesh, between, compression, model=Named, make=lambda model: [sgd(model)], **more):
         self.rank, replicas = comm.Get_rank(), between == "replicas"
         self.model = shard(model(), mesh["shard"] if replicas else mesh)
         register_fsdp_forward_method(self.model, "as_method")
-        self.optimizer = sgd(self.model)
+        self.optimizers = make(self.model)
         given = (self.model, mesh, compression) if replicas else (self.model, compression)
-        self.exchange = (exchanged if replicas else scattered)(*given, self.optimizer, **more)
+        self.exchange = (exchanged if replicas else scattered)(*given, self.optimizers, **more)
 
     def backward(self, step, how="", used=tuple(SHAPES)):
         given = {name: one for name, one in gradients(self.rank, step).items() if name in used}
@@ -55,6 +56,10 @@ class Training:
         else:
             loss = self.model(given, opaque=True).loss if how == "opaque" else self.model(given)
         loss.backward()
+
+    @property
+    def optimizer(self):
+        return self.optimizers[0]
 
     def take(self, step, **how):
         self.optimizer.zero_grad()
@@ -127,3 +132,41 @@ def test_a_backward_pass_after_one_that_failed_is_refused(comm, start, first):
                 training.backward(2, used=(first,))
             training.model.reset_iter_state()
     comm.Barrier()
+
+
+def plain(layers):
+    return torch.optim.SGD([layer.weight for layer in layers], 0.1)
+
+
+def test_two_optimizers_that_drop_what_the_loss_of_the_other_leaves(comm, start):
+    """As in the training of a GAN: every bit is as if these gradients had not been."""
+
+    def make(model):
+        return [plain([model.first]), plain([model.second, model.third])]
+
+    ends = []
+    for used in (tuple(SHAPES), ("first",)):
+        training = start(SPARSE, undoable=True, make=make)
+        first, rest = training.optimizers
+        for step in range(0, 8, 2):
+            first.zero_grad()
+            training.backward(step, used=used)
+            first.step()
+            rest.zero_grad()
+            training.backward(step + 1, used=("second", "third"))
+            rest.step()
+        ends.append(full(training.model))
+    assert everywhere(comm, same(*ends))
+
+
+def test_gradients_that_no_optimizer_clears_decide_nothing(comm, start):
+    ends = []
+    for clears in (True, False):
+        training = start(SPARSE, undoable=True, make=lambda model: [plain([model.first, model.second])])
+        for step in range(8):
+            training.backward(step)
+            if step % 2 == 0:
+                training.optimizer.step()
+            (training.model if clears else training.optimizer).zero_grad()
+        ends.append(full(training.model))
+    assert everywhere(comm, same(*ends))

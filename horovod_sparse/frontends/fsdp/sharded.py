@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
@@ -28,6 +27,8 @@ from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 from horovod_sparse.frontends.units import check_unit
+
+_NONE = -1  # in place of the number of an optimizer: parameters that are in none
 
 
 class _Buckets(GradientExchange):
@@ -91,9 +92,9 @@ class ShardedExchange(ModelExchange):
         self._units: list[Unit] = []
         self._members: list[Member] = []
         self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
-        self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
+        self._results: list[tuple[Part, torch.Tensor]] = []  # what to add to gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
-        self._delivered = True  # whether the last exchange has changed a gradient of this rank
+        self._delivered: set[int] = set()  # optimizers of which the last exchange has changed gradients of this rank
         group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
@@ -146,10 +147,10 @@ class ShardedExchange(ModelExchange):
         self._exchange.worker.wait_for_all_but(1)
 
     def _settle_last(self) -> None:
-        """Decide about the result of the last exchange if no optimizer has applied it.
+        """Decide about results of the last exchange that no optimizer has applied, for each optimizer.
 
-        If gradients still hold it, this pass adds to them, and it counts as applied. If they were cleared, it is undone
-        or, if that is not possible, an error is raised.
+        If its gradients still hold them, this pass adds to them, and they count as applied. If they were cleared, the
+        exchange is undone or, if that is not possible, an error is raised.
         """
         worker, momentum = self._exchange.worker, self.compression.replaces_momentum
         for optimizer, hooks in hooks_of(self._exchange).items():
@@ -160,19 +161,30 @@ class ShardedExchange(ModelExchange):
         if not worker.unapplied_buckets():
             return
         require_known(self._exchange)
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        if not gradients or (self._delivered and not any(bool(shard_of(one).any()) for one in gradients)):
-            worker.drop_unapplied()
-        elif self._exchange.undoable or momentum:
+        unapplied = {self._optimizer_of(bucket.layout.group) for bucket in worker.step.unapplied}
+        kept = {number for number in unapplied if self._is_kept(number)}
+        if kept - {_NONE} and (self._exchange.undoable or momentum):
             reason = "momentum would decay twice" if momentum else "a step that is then skipped could not be undone"
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: gradients are added to exchanged ones before a step of the optimizer, "
                 f"and {reason}: call model.set_requires_gradient_sync(False) for all backward passes of a step but the "
                 "last"
             )
-        else:
-            self._adds = True
-            worker.confirm()
+        self._adds = bool(kept)
+        worker.confirm(lambda group: self._optimizer_of(group) in kept)
+        worker.drop_unapplied()
+
+    def _optimizer_of(self, group: int) -> int:
+        """Return the number of the optimizer of a param group; all parameters are one's if none was given."""
+        return group % len(self.optimizers) if self.optimizers and group >= 0 else _NONE
+
+    def _is_kept(self, optimizer: int) -> bool:
+        """Return whether gradients of an optimizer's parameters still hold results of the last exchange."""
+        parts = [part for unit in self._units for part in unit.parts.values()]
+        own = [part.p.grad for part in parts if self._optimizer_of(self._exchange.groups[part.key]) == optimizer]
+        gradients = [gradient for gradient in own if gradient is not None]
+        changed = optimizer in self._delivered
+        return bool(gradients) and not (changed and not any(bool(shard_of(one).any()) for one in gradients))
 
     def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
         """Exchange the gradients of a unit.
@@ -196,13 +208,13 @@ class ShardedExchange(ModelExchange):
     def _put_small(self, part: Part, rows: torch.Tensor, hold: bool = False) -> None:
         """Exchange a parameter that is sent dense."""
         self._exchange.worker.put(part.key, rows, hold)
-        self._results.append((part.p, rows[self._exchange.transport.rank]))
+        self._results.append((part, rows[self._exchange.transport.rank]))
 
     def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
         """Exchange a bucket with a selection; results without a gradient here take momentum back."""
         result = self._exchange.put(key, rows, columns)
         own = [part for part in unit.parts.values() if part.key == key]
-        self._results += [(part.p, result[part.place : part.place + part.width]) for part in own]
+        self._results += [(part, result[part.place : part.place + part.width]) for part in own]
 
     def _take_results(self) -> None:
         try:
@@ -215,14 +227,14 @@ class ShardedExchange(ModelExchange):
             for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
                 if share and p.grad is None:  # another rank has a gradient
                     p.grad = torch.zeros_like(p)
-            delivered = False
-            for p, result in self._results:
-                if p.grad is None:
+            self._delivered.clear()
+            for part, result in self._results:
+                if part.p.grad is None:
                     continue
-                shard = shard_of(p.grad)
+                shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[part.key])
                 shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
-                delivered = delivered or bool(shard.any())
-            self._delivered = delivered
+                if optimizer not in self._delivered and shard.any():
+                    self._delivered.add(optimizer)
             if self._adds:  # no gradient is what was delivered last
                 for bucket in self._exchange.worker.buckets:
                     bucket.pipeline.sample = None
