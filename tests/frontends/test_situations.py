@@ -37,6 +37,8 @@ several_backward_passes_in_a_step                            yes      yes      y
 several_exchanged_passes_in_a_step                           yes      yes      yes      -        -       # arrays, local: no exchange of gradients before the step
 a_layer_frozen_from_the_start                                yes      yes      yes      yes      -       # arrays: a script leaves out what it likes
 a_layer_frozen_for_some_steps                                yes      yes      yes      yes      -
+a_layer_frozen_after_the_first_pass_of_a_step                yes      yes      yes      -        -       # local: freeze between two steps
+a_layer_frozen_after_the_first_exchanged_pass_of_a_step      yes      yes      yes      -        -       # local: no exchange of gradients before the step
 a_layer_thawed_later                                         yes      -        refused  yes      -       # DDP: stock does not average such gradients
 layers_without_a_gradient_on_some_ranks                      yes      yes      yes      yes      -
 a_layer_without_a_gradient_on_all_ranks                      yes      yes      yes      yes      -
@@ -229,6 +231,33 @@ def test_a_layer_frozen_for_some_steps(front_end):
             assert front_end.everywhere(stands or not frozen or training.momentum is not None)
 
     front_end.check(train, unused=True, dgc=False)
+
+
+def train_frozen_between(training, exchanges):
+    for step in range(0, 12, 2):
+        training.zero_grad()
+        training.backward(step, last=exchanges)
+        reduced = training.front_end.reduced(training) if exchanges else nullcontext()
+        freeze(training, "third")
+        training.backward(step + 1)
+        if exchanges:
+            reduced = training.front_end.reduced(training)
+        with reduced:
+            training.step()
+        freeze(training, "third", frozen=False)
+
+
+@situation()
+def test_a_layer_frozen_after_the_first_pass_of_a_step(front_end):
+    """Its gradient of that pass counts."""
+    front_end.check(functools.partial(train_frozen_between, exchanges=False), passes=2, unused=True, dgc=False)
+
+
+@situation()
+def test_a_layer_frozen_after_the_first_exchanged_pass_of_a_step(front_end):
+    accumulating = functools.partial(train_frozen_between, exchanges=False)
+    exchanging = functools.partial(train_frozen_between, exchanges=True)
+    front_end.check(exchanging, like=accumulating, stock={"passes": 2}, unused=True, dgc=False)
 
 
 @situation("RANK: the gradient of third.weight is not exchanged.*freeze some of them afterwards")

@@ -105,6 +105,7 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
+        self._computed: set[str] = set()  # parameters whose gradients were computed since the last exchange
         self._in_backward = False  # whether this rank computes a backward pass, and a hook of a parameter has run
         self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
@@ -191,11 +192,13 @@ class SparseState(ExchangingGradients):
             future = self._submit(exchange, bucket)
         if bucket.is_last():
             self._place(exchange)
+            self._computed.clear()
         return future
 
-    def _backward_begins(self, gradient: torch.Tensor) -> None:
+    def _backward_begins(self, name: str, gradient: torch.Tensor) -> None:
         """Settle what became of the last exchange, before a backward pass changes gradients; a hook of parameters."""
         del gradient
+        self._computed.add(name)
         assert self._exchange is not None
         if not self._in_backward:
             self._in_backward = True
@@ -220,7 +223,7 @@ class SparseState(ExchangingGradients):
         if any(p not in exchange.names for p, _ in pairs):
             self._unplaced.append((waiting, pairs))
         else:
-            waiting.submit(pairs)
+            waiting.submit(pairs, self._computed)
         return waiting.future
 
     def _place(self, exchange: GradientExchange) -> None:
@@ -228,8 +231,10 @@ class SparseState(ExchangingGradients):
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
             self._add(exchange, {p for _, pairs in unplaced for p, _ in pairs if p not in exchange.names})
+            # No hook has noted these yet.
+            self._computed.update(self._names[p] for _, pairs in unplaced for p, _ in pairs)
             for waiting, pairs in unplaced:
-                waiting.submit(pairs)
+                waiting.submit(pairs, self._computed)
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -249,7 +254,10 @@ class SparseState(ExchangingGradients):
         exchange.place({name: p for p, name in self._names.items() if p in parameters})
         if exchange.ranks > 1:
             for p in parameters:
-                p.register_hook(weak_hook(self._backward_begins))  # type: ignore[no-untyped-call]
+                trained = p.requires_grad
+                p.requires_grad_()  # torch refuses a hook of a parameter that was frozen in this step
+                p.register_hook(weak_hook(self._backward_begins, self._names[p]))  # type: ignore[no-untyped-call]
+                p.requires_grad_(trained)
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None

@@ -192,10 +192,10 @@ class ReplicaExchange(ModelExchange):
             if p.grad is None:
                 missing[name] = torch.zeros_like(shard_of(p))
                 self._submit(name, missing[name], hold=True)
-            else:  # of an earlier backward pass, or zeroed in place
+            else:  # of an earlier backward pass, also if the parameter was frozen since, or zeroed in place
                 self._reduced.add(name)
                 shard = shard_of(p.grad)
-                self._submit(name, shard, hold=not (p.requires_grad and shard.any()))
+                self._submit(name, shard, hold=not shard.any())
         return missing
 
     def _require_same_start(self) -> None:

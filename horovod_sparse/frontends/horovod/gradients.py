@@ -249,7 +249,9 @@ class Gradients(ExchangingGradients):
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
         # While a parameter is frozen, its residual must not be sent: it is kept until the parameter is trained again.
-        self._exchange.worker.put(self._parameter_names[p], gradient, hold=not p.requires_grad)
+        # It may have a gradient of an earlier pass of the step, which counts.
+        hold = not (p.requires_grad or gradient.any())
+        self._exchange.worker.put(self._parameter_names[p], gradient, hold)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
