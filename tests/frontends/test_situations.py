@@ -54,6 +54,7 @@ param_groups_with_different_rates                            yes      yes      y
 embeddings_with_sparse_gradients                             yes      yes      -        yes      -       # FSDP2: torch does not support them
 activations_computed_again                                   yes      yes      yes      yes      yes
 a_layer_that_runs_twice                                      yes      yes      yes      yes      yes
+a_backward_pass_that_fails_before_the_first_gradient         yes      yes      yes      yes      yes     # after it: test_optimizer.py, test_ddp.py, test_fsdp_passes.py
 gradients_in_one_flat_buffer                                 yes      yes      -        yes      -       # FSDP2: has its own buffers
 gradients_clipped_by_the_compression                         yes      yes      yes      refused  -       # arrays: test_arrays.py
 gradients_clipped_by_the_script_at_density_1                 yes      yes      yes      -        -       # local: before its own step. arrays: explicit
@@ -435,6 +436,27 @@ def test_a_layer_that_runs_twice(front_end):
         return made
 
     front_end.check(model=model)
+
+
+@situation()
+def test_a_backward_pass_that_fails_before_the_first_gradient(front_end):
+    """An error of the script that it catches: training goes on as if the pass had not been."""
+
+    def fail(_):
+        raise KeyError("of the script")
+
+    def train_with_failures(training):
+        for step in range(6):
+            training.zero_grad()
+            if step % 2:
+                loss = training.model(training.gradients(100 + step))
+                loss.register_hook(fail)
+                with pytest.raises(KeyError, match="of the script"):
+                    loss.backward()
+                getattr(training.module, "reset_iter_state", lambda: None)()  # of FSDP
+            training.take(step)
+
+    front_end.check(train_with_failures, like=train)
 
 
 # --- the optimizer's step ---

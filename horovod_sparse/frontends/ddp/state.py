@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -35,6 +34,7 @@ from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import register_momentum_hooks
+from horovod_sparse.frontends.passes import BackwardPass
 from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
@@ -106,7 +106,7 @@ class SparseState(ExchangingGradients):
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
         self._computed: set[str] = set()  # parameters whose gradients were computed since the last exchange
-        self._in_backward = False  # whether this rank computes a backward pass, and a hook of a parameter has run
+        self._pass = BackwardPass()  # begins with the first hook of a parameter
         self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
         self._unplaced: list[tuple[BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
@@ -182,7 +182,7 @@ class SparseState(ExchangingGradients):
         if bucket.index() == 0:
             exchange.require_groups()
             self._finish(exchange.worker)
-            self._joined = bool(exchange.worker.keys) and not self._in_backward
+            self._joined = bool(exchange.worker.keys) and not self._pass.in_progress
             if self._joined:
                 exchange.worker.confirm()  # the step before: no optimizer of this rank takes another one
         buffer = bucket.buffer()
@@ -200,15 +200,11 @@ class SparseState(ExchangingGradients):
         del gradient
         self._computed.add(name)
         assert self._exchange is not None
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._backward_ends)
+        if not self._pass.in_progress:
+            self._pass.begin()
         if self._exchange.worker.step.state is State.EXCHANGING:
             self._finish(self._exchange.worker)
         begin_backward(self._exchange)
-
-    def _backward_ends(self) -> None:
-        self._in_backward = False
 
     def _finish(self, worker: Worker) -> None:
         """Finish the last exchange; after one in DDP's join(), only the other ranks' optimizers take a step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from horovod_sparse.frontends.base import ExchangingGradients, separate
 from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_means, units_of
+from horovod_sparse.frontends.passes import BackwardPass
 from horovod_sparse.kernels import copy_to_host
 
 # Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
@@ -58,7 +58,7 @@ class ModelExchange(ExchangingGradients):
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
         self._reduced: set[Any] = set()  # in the backward pass in progress: what FSDP has reduced
-        self._end: Callable[[], Any] = lambda: None  # returns the callback of the backward pass in progress
+        self._pass = BackwardPass()
 
     def _serve(self, model: nn.Module) -> None:
         """Let the model keep this exchange alive, checkpoints of the model find it, and backward passes call it."""
@@ -137,11 +137,10 @@ class ModelExchange(ExchangingGradients):
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step; called before FSDP changes any gradient, and again later in the pass.
 
-        The first call is in the outermost backward pass: reentrant checkpointing runs others inside it. Torch frees the
-        callback of a pass that fails, so that the next one finds what was left.
+        The first call is in the outermost backward pass: reentrant checkpointing runs others inside it.
         """
         del gradient
-        if self._end() is not None:
+        if self._pass.in_progress:
             return
         require_eager_backward()
         if self._reduced:
@@ -150,9 +149,7 @@ class ModelExchange(ExchangingGradients):
                 "which other ranks may have applied: start again from a checkpoint"
             )
         self._begin_pass()
-        end = functools.partial(self._backward_ends)
-        self._end = weakref.ref(end)
-        Variable._execution_engine.queue_callback(end)
+        self._pass.begin(self._backward_ends)
 
     def _begin_pass(self) -> None:
         """Prepare for a backward pass; may raise RuntimeError."""

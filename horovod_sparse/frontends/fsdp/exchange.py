@@ -80,6 +80,7 @@ class ReplicaExchange(ModelExchange):
         if self._exchange.ranks > 1:
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
+                p.register_hook(weak_hook(self._backward_begins))  # of a loss that takes shards, without FSDP
                 p.register_post_accumulate_grad_hook(weak_hook(self._take, name))
 
     def _facts(self, group: distributed.ProcessGroup, *settings: Any) -> dict[str, Any]:

@@ -219,7 +219,7 @@ class Gradients(ExchangingGradients):
             raise AssertionError(
                 f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} was computed more than "
                 f"backward_passes_per_step={self.backward_passes_per_step} times before step(): increase it to "
-                "accumulate gradients locally"
+                "accumulate gradients locally; after a backward pass that failed, call step() before the next one"
             )
         assert p.grad is not None
         if p.grad.requires_grad:
