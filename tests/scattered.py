@@ -80,10 +80,11 @@ class Given:
         self.owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 
     def backward(self, step: int, used: tuple[str, ...] = tuple(SHAPES)) -> None:
-        """Compute gradients of the used layers."""
+        """Compute gradients of the layers that this rank uses."""
         mine = {name: one for name, one in gradients(self.comm.Get_rank(), step).items() if name in used}
         self.model(mine).backward()
-        for name, total in summed(self.comm, mine).items():
+        unused = {name: torch.zeros(shape) for name, shape in SHAPES.items() if name not in used}
+        for name, total in summed(self.comm, dict(sorted({**mine, **unused}.items()))).items():
             self.owed[name] += total
 
     def collect(self) -> None:

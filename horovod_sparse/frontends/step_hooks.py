@@ -110,7 +110,7 @@ class StepHooks(ABC):
 
     def note_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
-        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None and p.requires_grad]
+        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None]
         last = self._last_gradient[0]() if self._last_gradient is not None else None
         kept = self._added_to_momentum or any(one is last for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.

@@ -395,3 +395,45 @@ def test_a_rank_may_run_out_of_inputs_while_it_accumulates(group, comm, compress
         ours.append(snapshot(model))
     assert agree(comm, ours[1])
     assert everywhere(comm, compression is SPARSE or near(ours[1], ours[0], 1e-5))
+
+
+def test_after_a_backward_pass_that_failed_torch_refuses_the_next_one(group, comm):
+    """Gradients of it may be exchanged; residuals stay as they are."""
+
+    def fail(*_):
+        raise KeyError("of the script")
+
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = sgd(model)
+    replica, state = replicate(model, SPARSE, optimizer, bucket_cap_mb=0.0001)
+    train(optimizer, replica, rank, range(3))
+    handle = model[1].register_full_backward_hook(fail)
+    with pytest.raises(KeyError, match="of the script"):
+        loss_of(replica, rank, 3).backward()
+    handle.remove()
+    before = state.state_dict()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+            loss_of(replica, rank, 4).backward()
+    assert everywhere(comm, same(state.state_dict(), before))
+
+
+def test_a_rank_may_run_out_of_inputs_after_a_backward_pass_that_failed(group, comm):
+    """Before its first gradient, in a hook of the script: the pass is not in progress any more."""
+
+    def fail(_):
+        raise KeyError("of the script")
+
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = sgd(model)
+    replica, _ = replicate(model, SPARSE, optimizer)
+    train(optimizer, replica, rank, range(2))
+    handles = [p.register_hook(fail) for p in model[4].parameters()]
+    optimizer.zero_grad()
+    with pytest.raises(KeyError, match="of the script"):
+        loss_of(replica, rank, 2).backward()
+    for handle in handles:
+        handle.remove()
+    with replica.join():
+        train(optimizer, replica, rank, range(3, 5 + 2 * rank))
+    assert agree(comm, snapshot(model))

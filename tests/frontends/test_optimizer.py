@@ -393,3 +393,33 @@ def test_with_adaptive_optimizers_more_sums_come_down(hvd, comm, monkeypatch, ma
         optimizer.step()
     expected = 1000 if comm.size == 1 else 10 * (2 * comm.size if adaptive else 1)
     assert p.grad.count_nonzero() == expected
+
+
+def test_what_a_failed_backward_pass_has_submitted_belongs_to_its_step(hvd, comm):
+    """The ranks that did not fail take it, too. Before, neither zero_grad() nor another pass is accepted."""
+
+    def fail(*_):
+        raise KeyError("of the script")
+
+    model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
+    optimizer = wrap(model)
+    failing = rank == ranks - 1
+    for step in range(4):
+        optimizer.zero_grad()
+        handle = model[1].register_full_backward_hook(fail)
+        if not failing or step % 2:
+            handle.remove()
+            loss_of(model, rank, step).backward()
+        else:
+            with pytest.raises(KeyError, match="of the script"):
+                loss_of(model, rank, step).backward()
+            handle.remove()
+            if ranks > 1:
+                with pytest.raises(AssertionError, match=rf"rank {rank}: .*before optimizer.step\(\)"):
+                    optimizer.zero_grad()
+        optimizer.step()
+    assert agree(comm, snapshot(model))
+    if ranks > 1:
+        loss_of(model, rank, 4).backward()
+        with pytest.raises(AssertionError, match=rf"rank {rank}: .*after a backward pass that failed, call step"):
+            loss_of(model, rank, 5).backward()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from front_ends import SHAPES, Model
 from laws import everywhere
-from scattered import EVERYTHING, SPARSE, Given, gradients, held, scattered, some, summed, trained
+from scattered import EVERYTHING, SPARSE, Given, gradients, held, scattered, some, sparse, summed, trained
 from sharding import full, shard
 from states import same
 from torch import nn
@@ -72,6 +72,25 @@ def test_residuals_of_unused_parameters_are_neither_sent_nor_changed(comm, shard
         training.collect()
         assert training.conserved()
         assert some(comm, training.owed)
+
+
+def test_parameters_of_a_unit_that_some_ranks_use(comm, shards):
+    """Owners that do not use them get the mean, too; a parameter that no rank uses gets no gradient."""
+    training = Given(comm, shards, "topka")
+    training.model = fully_shard(Model(), mesh=shards)
+    training.exchange = scattered(training.model, sparse("topka"))
+    last = comm.Get_rank() == training.ranks - 1
+    for step in range(4):
+        training.backward(step, used=("first", "second", "third") if last else ("first",))
+        assert everywhere(comm, all(p.grad is not None for p in training.model.parameters()))
+        training.collect()
+        assert training.conserved()
+    training.backward(4, used=("first", "second") if last else ("first",))
+    used = [getattr(training.model, name).weight.grad is not None for name in SHAPES]
+    assert everywhere(comm, used == [True, True, False])
+    training.collect()
+    assert training.conserved()
+    assert some(comm, training.owed)
 
 
 def test_frozen_parameters(comm, shards):
@@ -165,7 +184,8 @@ def test_param_groups_of_one_unit(comm, shards):
         train(optimizer, model, comm.Get_rank(), range(4))
         results.append(full(model))
     assert everywhere(comm, near(*results[:2]))
-    assert everywhere(comm, comm.Get_size() == 1 or len(exchange._exchange.worker.buckets) == 6)
+    buckets = 6 + 1  # that of the counts of ranks with a gradient
+    assert everywhere(comm, comm.Get_size() == 1 or len(exchange._exchange.worker.buckets) == buckets)
 
 
 POLICIES = {

@@ -37,6 +37,8 @@ several_backward_passes_in_a_step                            yes      yes      y
 several_exchanged_passes_in_a_step                           yes      yes      yes      -        -       # arrays, local: no exchange of gradients before the step
 a_layer_frozen_from_the_start                                yes      yes      yes      yes      -       # arrays: a script leaves out what it likes
 a_layer_frozen_for_some_steps                                yes      yes      yes      yes      -
+a_layer_frozen_after_the_first_pass_of_a_step                yes      yes      yes      -        -       # local: freeze between two steps
+a_layer_frozen_after_the_first_exchanged_pass_of_a_step      yes      yes      yes      -        -       # local: no exchange of gradients before the step
 a_layer_thawed_later                                         yes      -        refused  yes      -       # DDP: stock does not average such gradients
 layers_without_a_gradient_on_some_ranks                      yes      yes      yes      yes      -
 a_layer_without_a_gradient_on_all_ranks                      yes      yes      yes      yes      -
@@ -52,6 +54,7 @@ param_groups_with_different_rates                            yes      yes      y
 embeddings_with_sparse_gradients                             yes      yes      -        yes      -       # FSDP2: torch does not support them
 activations_computed_again                                   yes      yes      yes      yes      yes
 a_layer_that_runs_twice                                      yes      yes      yes      yes      yes
+a_backward_pass_that_fails_before_the_first_gradient         yes      yes      yes      yes      yes     # after it: test_optimizer.py, test_ddp.py, test_fsdp_passes.py
 gradients_in_one_flat_buffer                                 yes      yes      -        yes      -       # FSDP2: has its own buffers
 gradients_clipped_by_the_compression                         yes      yes      yes      refused  -       # arrays: test_arrays.py
 gradients_clipped_by_the_script_at_density_1                 yes      yes      yes      -        -       # local: before its own step. arrays: explicit
@@ -231,6 +234,33 @@ def test_a_layer_frozen_for_some_steps(front_end):
     front_end.check(train, unused=True, dgc=False)
 
 
+def train_frozen_between(training, exchanges):
+    for step in range(0, 12, 2):
+        training.zero_grad()
+        training.backward(step, last=exchanges)
+        reduced = training.front_end.reduced(training) if exchanges else nullcontext()
+        freeze(training, "third")
+        training.backward(step + 1)
+        if exchanges:
+            reduced = training.front_end.reduced(training)
+        with reduced:
+            training.step()
+        freeze(training, "third", frozen=False)
+
+
+@situation()
+def test_a_layer_frozen_after_the_first_pass_of_a_step(front_end):
+    """Its gradient of that pass counts."""
+    front_end.check(functools.partial(train_frozen_between, exchanges=False), passes=2, unused=True, dgc=False)
+
+
+@situation()
+def test_a_layer_frozen_after_the_first_exchanged_pass_of_a_step(front_end):
+    accumulating = functools.partial(train_frozen_between, exchanges=False)
+    exchanging = functools.partial(train_frozen_between, exchanges=True)
+    front_end.check(exchanging, like=accumulating, stock={"passes": 2}, unused=True, dgc=False)
+
+
 @situation("RANK: the gradient of third.weight is not exchanged.*freeze some of them afterwards")
 def test_a_layer_thawed_later(front_end):
     """Stock Horovod would not average its gradients: it is wrapped before the layer is frozen."""
@@ -406,6 +436,27 @@ def test_a_layer_that_runs_twice(front_end):
         return made
 
     front_end.check(model=model)
+
+
+@situation()
+def test_a_backward_pass_that_fails_before_the_first_gradient(front_end):
+    """An error of the script that it catches: training goes on as if the pass had not been."""
+
+    def fail(_):
+        raise KeyError("of the script")
+
+    def train_with_failures(training):
+        for step in range(6):
+            training.zero_grad()
+            if step % 2:
+                loss = training.model(training.gradients(100 + step))
+                loss.register_hook(fail)
+                with pytest.raises(KeyError, match="of the script"):
+                    loss.backward()
+                getattr(training.module, "reset_iter_state", lambda: None)()  # of FSDP
+            training.take(step)
+
+    front_end.check(train_with_failures, like=train)
 
 
 # --- the optimizer's step ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -30,9 +30,19 @@ class BucketFuture:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
-    def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Submit all gradients of this bucket, with their parameters."""
-        given = [self._worker.put(self._names[p], gradient, hold=not p.requires_grad) for p, gradient in gradients]
+    def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]], computed: Container[str]) -> None:
+        """Submit all gradients of this bucket.
+
+        Args:
+            gradients: The parameters and their gradients.
+            computed: Names of the parameters whose gradients were computed since the last exchange, also if they were
+                frozen since.
+        """
+        named = [(self._names[p], p.requires_grad, gradient) for p, gradient in gradients]
+        given = [
+            self._worker.put(name, gradient, hold=not (trained or name in computed))
+            for name, trained, gradient in named
+        ]
         for exchanged in dict.fromkeys(given):
             with self._lock:
                 self._waiting += 1

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -35,6 +34,7 @@ from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import register_momentum_hooks
+from horovod_sparse.frontends.passes import BackwardPass
 from horovod_sparse.frontends.step_hooks import prepare_to_follow
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
@@ -105,7 +105,8 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
-        self._in_backward = False  # whether this rank computes a backward pass, and a hook of a parameter has run
+        self._computed: set[str] = set()  # parameters whose gradients were computed since the last exchange
+        self._pass = BackwardPass()  # begins with the first hook of a parameter
         self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
         self._unplaced: list[tuple[BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
@@ -181,7 +182,7 @@ class SparseState(ExchangingGradients):
         if bucket.index() == 0:
             exchange.require_groups()
             self._finish(exchange.worker)
-            self._joined = bool(exchange.worker.keys) and not self._in_backward
+            self._joined = bool(exchange.worker.keys) and not self._pass.in_progress
             if self._joined:
                 exchange.worker.confirm()  # the step before: no optimizer of this rank takes another one
         buffer = bucket.buffer()
@@ -191,21 +192,19 @@ class SparseState(ExchangingGradients):
             future = self._submit(exchange, bucket)
         if bucket.is_last():
             self._place(exchange)
+            self._computed.clear()
         return future
 
-    def _backward_begins(self, gradient: torch.Tensor) -> None:
+    def _backward_begins(self, name: str, gradient: torch.Tensor) -> None:
         """Settle what became of the last exchange, before a backward pass changes gradients; a hook of parameters."""
         del gradient
+        self._computed.add(name)
         assert self._exchange is not None
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._backward_ends)
+        if not self._pass.in_progress:
+            self._pass.begin()
         if self._exchange.worker.step.state is State.EXCHANGING:
             self._finish(self._exchange.worker)
         begin_backward(self._exchange)
-
-    def _backward_ends(self) -> None:
-        self._in_backward = False
 
     def _finish(self, worker: Worker) -> None:
         """Finish the last exchange; after one in DDP's join(), only the other ranks' optimizers take a step."""
@@ -220,7 +219,7 @@ class SparseState(ExchangingGradients):
         if any(p not in exchange.names for p, _ in pairs):
             self._unplaced.append((waiting, pairs))
         else:
-            waiting.submit(pairs)
+            waiting.submit(pairs, self._computed)
         return waiting.future
 
     def _place(self, exchange: GradientExchange) -> None:
@@ -228,8 +227,10 @@ class SparseState(ExchangingGradients):
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
             self._add(exchange, {p for _, pairs in unplaced for p, _ in pairs if p not in exchange.names})
+            # No hook has noted these yet.
+            self._computed.update(self._names[p] for _, pairs in unplaced for p, _ in pairs)
             for waiting, pairs in unplaced:
-                waiting.submit(pairs)
+                waiting.submit(pairs, self._computed)
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -249,7 +250,10 @@ class SparseState(ExchangingGradients):
         exchange.place({name: p for p, name in self._names.items() if p in parameters})
         if exchange.ranks > 1:
             for p in parameters:
-                p.register_hook(weak_hook(self._backward_begins))  # type: ignore[no-untyped-call]
+                trained = p.requires_grad
+                p.requires_grad_()  # torch refuses a hook of a parameter that was frozen in this step
+                p.register_hook(weak_hook(self._backward_begins, self._names[p]))  # type: ignore[no-untyped-call]
+                p.requires_grad_(trained)
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None

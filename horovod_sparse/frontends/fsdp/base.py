@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import distributed, nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
+from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import (
     check_devices,
     check_optimizers,
@@ -21,10 +23,15 @@ from horovod_sparse.frontends.arguments import (
     require_own,
 )
 from horovod_sparse.frontends.base import ExchangingGradients, separate
-from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
+from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_means, units_of
+from horovod_sparse.frontends.passes import BackwardPass
 from horovod_sparse.kernels import copy_to_host
+
+# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
+# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
+_USED, _ONE = "ranks with a gradient", 2.0**-64
 
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ModelExchange] = weakref.WeakKeyDictionary()
@@ -50,11 +57,27 @@ class ModelExchange(ExchangingGradients):
         self.optimizers = optimizers_in(optimizer)
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
+        self._reduced: set[Any] = set()  # in the backward pass in progress: what FSDP has reduced
+        self._pass = BackwardPass()
 
     def _serve(self, model: nn.Module) -> None:
-        """Let the model keep this exchange alive, and checkpoints of the model find it."""
+        """Let the model keep this exchange alive, checkpoints of the model find it, and backward passes call it."""
         _exchanges.update(dict.fromkeys(model.modules(), self))
         separate.add(self)
+        if self._exchange.ranks > 1:
+            model.register_forward_hook(self._forwarded)
+            before_backward(model, weak_hook(self._backward_begins))
+
+    def _member_of_uses(self) -> Member:
+        """Return the member for the counts of ranks that have a gradient."""
+        return Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
+
+    def _submit_uses(self, used: Container[str]) -> torch.Tensor:
+        """Submit which parameters have a gradient here; the result is then not zero where any rank has one."""
+        counts = [_ONE * (name in used) for name in self._parameters]
+        shares = torch.tensor(counts, dtype=torch.float32, device="cpu")
+        self._exchange.worker.put(_USED, shares)
+        return shares
 
     def _common_facts(
         self,
@@ -101,13 +124,54 @@ class ModelExchange(ExchangingGradients):
             )
 
     @eager
+    def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Follow the backward pass from its first gradient on; the forward hook of the model."""
+        del inputs
+        if torch.is_grad_enabled():
+            self._require_unchanged(module)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    @eager
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Queue the end of the step; called before FSDP changes any gradient, and again later in the pass.
+
+        The first call is in the outermost backward pass: reentrant checkpointing runs others inside it.
+        """
+        del gradient
+        if self._pass.in_progress:
+            return
+        require_eager_backward()
+        if self._reduced:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the last backward pass failed after gradients of it were exchanged, "
+                "which other ranks may have applied: start again from a checkpoint"
+            )
+        self._begin_pass()
+        self._pass.begin(self._backward_ends)
+
+    def _begin_pass(self) -> None:
+        """Prepare for a backward pass; may raise RuntimeError."""
+
+    @eager
     def _backward_ends(self) -> None:
         """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
         Variable._execution_engine.queue_callback(self._complete_step)
 
-    @abstractmethod
+    @eager
+    @torch.no_grad()
     def _complete_step(self) -> None:
-        """Wait for the results at the end of a backward pass."""
+        """Complete the step, unless gradients were only accumulated."""
+        try:
+            if self._reduced:
+                self._take_results()
+        finally:
+            self._reduced.clear()
+
+    @abstractmethod
+    def _take_results(self) -> None:
+        """Wait for the results at the end of a backward pass, and let the gradients hold them."""
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
@@ -141,6 +205,5 @@ def reduced_twice(what: str) -> RuntimeError:
     """Return the error of gradients that FSDP has reduced before in the same backward pass."""
     return RuntimeError(
         f"rank {distributed.get_rank()}: FSDP reduced {what} more than once in a backward pass: a module that several "
-        "activation checkpoints run needs use_reentrant=False; after a backward pass that failed, start again from a "
-        "checkpoint"
+        "activation checkpoints run needs use_reentrant=False"
     )

@@ -11,17 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
-from horovod_sparse.frontends.eager import eager, weak_hook
+from horovod_sparse.frontends.eager import weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice, require_eager_backward
+from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_held, require_replicas, require_saved_by
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.reshard import Part, merge_replicas
@@ -30,10 +27,6 @@ from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
-
-# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
-# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
-_USED, _ONE = "ranks with a gradient", 2.0**-64
 
 
 class ReplicaExchange(ModelExchange):
@@ -61,8 +54,6 @@ class ReplicaExchange(ModelExchange):
         stall_abort: float | None,
     ) -> None:
         super().__init__(compression, optimizer)
-        self._submitted: set[str] = set()  # in the backward pass in progress
-        self._end_queued = False  # whether that pass will call _complete_step
         self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
@@ -82,16 +73,15 @@ class ReplicaExchange(ModelExchange):
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
             without_exchange="after model.set_requires_gradient_sync(False)",
-            settle=lambda: not me._submitted,
+            settle=lambda: not me._reduced,
         )
-        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
-        self._exchange.place(self._parameters, first_in_forward=[used])
+        self._exchange.place(self._parameters, first_in_forward=[self._member_of_uses()])
         self._serve(model)
         if self._exchange.ranks > 1:
-            model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
-                p.register_post_accumulate_grad_hook(weak_hook(self._reduced, name))
+                p.register_hook(weak_hook(self._backward_begins))  # of a loss that takes shards, without FSDP
+                p.register_post_accumulate_grad_hook(weak_hook(self._take, name))
 
     def _facts(self, group: distributed.ProcessGroup, *settings: Any) -> dict[str, Any]:
         """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
@@ -127,30 +117,13 @@ class ReplicaExchange(ModelExchange):
         with process.communicating("clipping", self._shards):
             return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
 
-    @eager
-    def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Let the backward pass end with the step; the forward hook of the model."""
-        del inputs
-        if torch.is_grad_enabled():
-            self._require_unchanged(module)
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-
     def _require_units(self, units: Iterable[Any]) -> None:
         super()._require_units(units)
         require_held(units, self._parameters)
 
-    @eager
-    def _backward_begins(self, gradient: torch.Tensor) -> None:
-        """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
-        del gradient
-        require_eager_backward()
-        if not self._submitted:
-            with self._refused_together():
-                begin_backward(self._exchange)
-        self._end_queued = True
-        Variable._execution_engine.queue_callback(self._backward_ends)
+    def _begin_pass(self) -> None:
+        with self._refused_together():
+            begin_backward(self._exchange)
 
     @contextmanager
     def _refused_together(self) -> Iterator[None]:
@@ -159,7 +132,7 @@ class ReplicaExchange(ModelExchange):
         A collective call of these ranks in a backward pass before which no optimizer has applied the last exchange. In
         an ordinary step it does nothing.
         """
-        collective, error = self._exchange.worker.step.awaits_optimizer and not self._end_queued, None
+        collective, error = self._exchange.worker.step.awaits_optimizer, None
         try:
             yield
         except RuntimeError as raised:
@@ -182,13 +155,11 @@ class ReplicaExchange(ModelExchange):
                 anywhere = bool(count)
         return anywhere
 
-    def _reduced(self, name: str, p: torch.Tensor) -> None:
+    def _take(self, name: str, p: torch.Tensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
-        if name in self._submitted:
+        if name in self._reduced:
             raise reduced_twice(f"the gradient of {name}")
-        if not (self._end_queued or self._submitted):  # the output is of an unknown type, or a part of the model ran
-            Variable._execution_engine.queue_callback(self._backward_ends)
-        self._submitted.add(name)
+        self._reduced.add(name)
         assert p.grad is not None
         self._submit(name, shard_of(p.grad))
 
@@ -196,31 +167,19 @@ class ReplicaExchange(ModelExchange):
         if key in self._exchange.worker:  # else this rank holds no element of the parameter
             self._exchange.worker.put(key, shard, hold)
 
-    @eager
-    @torch.no_grad()
-    def _complete_step(self) -> None:
-        """Wait for the results at the end of a backward pass."""
-        self._end_queued = False
-        if not self._submitted:  # gradients are accumulated, or the step is complete
-            return
-        try:
-            with self._exchange.worker.completing():
-                self._require_frozen()
-                missing = self._submit_missing()
-                counts = [_ONE * (name in self._submitted) for name in self._parameters]
-                used = torch.tensor(counts, dtype=torch.float32, device="cpu")
-                self._submit(_USED, used)  # which is then overwritten with the mean
-                self._exchange.worker.wait_for_results()
-            if not self._compared:
-                self._compared = True
-                self._require_same_start()
-            if missing:
-                shares = dict(zip(self._parameters, used.tolist(), strict=True))
-                for name, shard in missing.items():
-                    if shares[name]:
-                        self._parameters[name].grad = with_shard(self._parameters[name], shard)
-        finally:
-            self._submitted.clear()
+    def _take_results(self) -> None:
+        with self._exchange.worker.completing():
+            self._require_frozen()
+            missing = self._submit_missing()
+            shares = self._submit_uses(self._reduced)
+            self._exchange.worker.wait_for_results()
+        if not self._compared:
+            self._compared = True
+            self._require_same_start()
+        if missing:
+            for (name, p), share in zip(self._parameters.items(), shares.tolist(), strict=True):
+                if share and name in missing:
+                    p.grad = with_shard(p, missing[name])
 
     def _submit_missing(self) -> dict[str, torch.Tensor]:
         """Submit what this backward pass has not reduced; return the arrays of parameters without a gradient.
@@ -229,15 +188,15 @@ class ReplicaExchange(ModelExchange):
         """
         missing = {}
         for name, p in self._parameters.items():
-            if name in self._submitted:
+            if name in self._reduced:
                 continue
             if p.grad is None:
                 missing[name] = torch.zeros_like(shard_of(p))
                 self._submit(name, missing[name], hold=True)
-            else:  # of an earlier backward pass, or zeroed in place
-                self._submitted.add(name)
+            else:  # of an earlier backward pass, also if the parameter was frozen since, or zeroed in place
+                self._reduced.add(name)
                 shard = shard_of(p.grad)
-                self._submit(name, shard, hold=not (p.requires_grad and shard.any()))
+                self._submit(name, shard, hold=not shard.any())
         return missing
 
     def _require_same_start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,6 +89,28 @@ def units_of(model: nn.Module) -> Iterator[Any]:
             state: Any = module._get_fsdp_state()
             several = getattr(state, "_fsdp_param_groups", None)
             yield from filter(None, [state._fsdp_param_group] if several is None else several)
+
+
+def before_backward(model: nn.Module, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call a hook before FSDP prepares one of its modules for a backward pass.
+
+    FSDP finds the outputs of methods that are registered with ``register_fsdp_forward_method``, too, which call no
+    forward hook, and those in data classes.
+
+    Args:
+        model: The model.
+        hook: Called with the gradient of an output; at least once in each backward pass.
+    """
+    for state in {module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)}:
+        state._pre_backward = _preceded(hook, state._pre_backward)  # type: ignore[method-assign]
+
+
+def _preceded(hook: Callable[[torch.Tensor], None], prepare: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    def both(gradient: torch.Tensor) -> Any:
+        hook(gradient)
+        return prepare(gradient)
+
+    return both
 
 
 def require_means(units: Iterable[Any], effect: str, ranks: str) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.autograd import Variable
-from torch.distributed.tensor import DTensor
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
@@ -18,28 +16,29 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
-from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
-from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice, require_eager_backward
+from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
-from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
+from horovod_sparse.frontends.fsdp.scattering import Part, Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 from horovod_sparse.frontends.units import check_unit
 
+_NONE = -1  # in place of the number of an optimizer: parameters that are in none
+
 
 class _Buckets(GradientExchange):
     """Exchange whose buckets are scattered, unless they are small."""
 
-    def scatter(self, units: Sequence[Unit]) -> list[Member]:
-        """Create the buckets of units, and return what is exchanged; a collective call."""
+    def scatter(self, units: Sequence[Unit], first_in_forward: Member) -> list[Member]:
+        """Create the buckets of units and of another gradient; return what is exchanged of units. A collective call."""
         self._scattered = units
         members = [member._replace(size=member.size * self.ranks) for unit in units for member in unit.members]
-        self.add(members)
+        self.add([first_in_forward, *members])
         parts = [(name, part) for unit in units for name, part in unit.parts.items()]
         self.names |= {part.p: part.key for _, part in parts}
         self.selected = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
@@ -92,10 +91,10 @@ class ShardedExchange(ModelExchange):
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
         self._members: list[Member] = []
-        self._reduced: list[Unit] = []  # in the backward pass in progress
-        self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
+        self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
+        self._results: list[tuple[Part, torch.Tensor]] = []  # what to add to gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
-        self._delivered = True  # whether the last exchange has changed a gradient of this rank
+        self._delivered: set[int] = set()  # optimizers of which the last exchange has changed gradients of this rank
         group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
@@ -122,7 +121,7 @@ class ShardedExchange(ModelExchange):
             settle=lambda: not me._reduced,
         )
         if transport.size > 1:
-            self._members = self._exchange.scatter(self._units)
+            self._members = self._exchange.scatter(self._units, self._member_of_uses())
             for unit in self._units:
                 unit.attach(me, sums)
         self._serve(model)
@@ -140,20 +139,18 @@ class ShardedExchange(ModelExchange):
         if unit in self._reduced:
             raise reduced_twice(f"the gradients of {unit.name}")
         if not self._reduced:
-            require_eager_backward()
             model = self._model()
             assert model is not None
             self._require_unchanged(model)
             self._settle_last()
-            Variable._execution_engine.queue_callback(self._backward_ends)
-        self._reduced.append(unit)
+        self._reduced.add(unit)
         self._exchange.worker.wait_for_all_but(1)
 
     def _settle_last(self) -> None:
-        """Decide about the result of the last exchange if no optimizer has applied it.
+        """Decide about results of the last exchange that no optimizer has applied, for each optimizer.
 
-        If gradients still hold it, this pass adds to them, and it counts as applied. If they were cleared, it is undone
-        or, if that is not possible, an error is raised.
+        If its gradients still hold them, this pass adds to them, and they count as applied. If they were cleared, the
+        exchange is undone or, if that is not possible, an error is raised.
         """
         worker, momentum = self._exchange.worker, self.compression.replaces_momentum
         for optimizer, hooks in hooks_of(self._exchange).items():
@@ -164,19 +161,30 @@ class ShardedExchange(ModelExchange):
         if not worker.unapplied_buckets():
             return
         require_known(self._exchange)
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        if not gradients or (self._delivered and not any(bool(shard_of(one).any()) for one in gradients)):
-            worker.drop_unapplied()
-        elif self._exchange.undoable or momentum:
+        unapplied = {self._optimizer_of(bucket.layout.group) for bucket in worker.step.unapplied}
+        kept = {number for number in unapplied if self._is_kept(number)}
+        if kept - {_NONE} and (self._exchange.undoable or momentum):
             reason = "momentum would decay twice" if momentum else "a step that is then skipped could not be undone"
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: gradients are added to exchanged ones before a step of the optimizer, "
                 f"and {reason}: call model.set_requires_gradient_sync(False) for all backward passes of a step but the "
                 "last"
             )
-        else:
-            self._adds = True
-            worker.confirm()
+        self._adds = bool(kept)
+        worker.confirm(lambda group: self._optimizer_of(group) in kept)
+        worker.drop_unapplied()
+
+    def _optimizer_of(self, group: int) -> int:
+        """Return the number of the optimizer of a param group; all parameters are one's if none was given."""
+        return group % len(self.optimizers) if self.optimizers and group >= 0 else _NONE
+
+    def _is_kept(self, optimizer: int) -> bool:
+        """Return whether gradients of an optimizer's parameters still hold results of the last exchange."""
+        parts = [part for unit in self._units for part in unit.parts.values()]
+        own = [part.p.grad for part in parts if self._optimizer_of(self._exchange.groups[part.key]) == optimizer]
+        gradients = [gradient for gradient in own if gradient is not None]
+        changed = optimizer in self._delivered
+        return bool(gradients) and not (changed and not any(bool(shard_of(one).any()) for one in gradients))
 
     def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
         """Exchange the gradients of a unit.
@@ -186,60 +194,65 @@ class ShardedExchange(ModelExchange):
             rows: The shards of its gradients for each rank, by rows.
             sources: First columns of the parameters that have a gradient.
         """
-        worker, rank = self._exchange.worker, self._exchange.transport.rank
+        self._used.update(sources)
         parts = {name: unit.parts[name] for name in sources}
         for name, part in parts.items():
             if part.small:
                 columns = rows[:, sources[name] : sources[name] + part.width]
-                whole = columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-                worker.put(part.key, whole)
-                self._results.append((part.p, whole[rank]))
+                self._put_small(part, columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
         for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
             own = {name: part for name, part in parts.items() if part.key == key}
             taken = [Columns(sources[name], part.place, part.width) for name, part in own.items()]
             self._put(unit, key, rows, taken)
 
+    def _put_small(self, part: Part, rows: torch.Tensor, hold: bool = False) -> None:
+        """Exchange a parameter that is sent dense."""
+        self._exchange.worker.put(part.key, rows, hold)
+        self._results.append((part, rows[self._exchange.transport.rank]))
+
     def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
         """Exchange a bucket with a selection; results without a gradient here take momentum back."""
         result = self._exchange.put(key, rows, columns)
         own = [part for part in unit.parts.values() if part.key == key]
-        self._results += [(part.p, result[part.place : part.place + part.width]) for part in own]
+        self._results += [(part, result[part.place : part.place + part.width]) for part in own]
 
-    @eager
-    @torch.no_grad()
-    def _complete_step(self) -> None:
-        """Wait for the results at the end of a backward pass, and add them to the gradients."""
+    def _take_results(self) -> None:
         try:
             for unit in self._reduced:
                 unit.require_complete()
             with self._exchange.worker.completing():
                 self._put_missing()
+                shares = self._submit_uses(self._used)
                 self._exchange.worker.wait_for_results()
-            delivered = False
-            for p, result in self._results:
-                if p.grad is None:
+            for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
+                if share and p.grad is None:  # another rank has a gradient
+                    p.grad = torch.zeros_like(p)
+            self._delivered.clear()
+            for part, result in self._results:
+                if part.p.grad is None:
                     continue
-                shard = shard_of(p.grad)
+                shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[part.key])
                 shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
-                delivered = delivered or bool(shard.any())
-            self._delivered = delivered
+                if optimizer not in self._delivered and shard.any():
+                    self._delivered.add(optimizer)
             if self._adds:  # no gradient is what was delivered last
                 for bucket in self._exchange.worker.buckets:
                     bucket.pipeline.sample = None
         finally:
-            self._reduced.clear()
             self._results.clear()
+            self._used.clear()
 
     def _put_missing(self) -> None:
-        """Submit what this backward pass has not reduced, on no rank; its residuals are kept for later steps."""
+        """Submit what this backward pass has not reduced here; its residuals on this rank are kept for later steps."""
         missing = set(self._exchange.worker.missing)
         unit_of = {member.key: unit for unit in self._units for member in unit.members}
         for member in (member for member in self._members if member.key in missing):
+            unit = unit_of[member.key]
             if member.small:
                 zeros = torch.zeros(member.size, dtype=member.dtype, device=member.device)
-                self._exchange.worker.put(member.key, zeros, hold=True)
+                self._put_small(unit.parts[member.key], zeros.view(self._exchange.ranks, -1), hold=True)
             else:
-                self._put(unit_of[member.key], member.key, torch.empty(0, device=member.device), [])
+                self._put(unit, member.key, torch.empty(0, device=member.device), [])
 
     def _place(self) -> Mapping[str, Any]:
         layout = layout_of(self._units)

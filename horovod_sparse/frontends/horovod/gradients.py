@@ -219,7 +219,7 @@ class Gradients(ExchangingGradients):
             raise AssertionError(
                 f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} was computed more than "
                 f"backward_passes_per_step={self.backward_passes_per_step} times before step(): increase it to "
-                "accumulate gradients locally"
+                "accumulate gradients locally; after a backward pass that failed, call step() before the next one"
             )
         assert p.grad is not None
         if p.grad.requires_grad:
@@ -249,7 +249,9 @@ class Gradients(ExchangingGradients):
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
         # While a parameter is frozen, its residual must not be sent: it is kept until the parameter is trained again.
-        self._exchange.worker.put(self._parameter_names[p], gradient, hold=not p.requires_grad)
+        # It may have a gradient of an earlier pass of the step, which counts.
+        hold = not (p.requires_grad or gradient.any())
+        self._exchange.worker.put(self._parameter_names[p], gradient, hold)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
