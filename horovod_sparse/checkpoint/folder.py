@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from horovod_sparse.checkpoint import lock
-from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest
+from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest, naming
 
 _LOG = logging.getLogger("horovod_sparse")
 _NAME = re.compile(r"step-([0-9]{8,})")
@@ -24,7 +24,8 @@ _REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same
 class Folder:
     """Folder that holds checkpoints. No method communicates with other ranks.
 
-    After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``.
+    After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``. A file
+    that cannot be read is not damaged: every method but ``prune`` raises the OSError, which names the path.
 
     Args:
         path: Path of the folder.
@@ -51,7 +52,7 @@ class Folder:
         """Create the folder, take its lock, and clean up after interrupted saves.
 
         Raises:
-            CheckpointError: Another job holds the lock, or the file system reports an error.
+            CheckpointError: Another job holds the lock.
         """
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -64,8 +65,10 @@ class Folder:
 
     @property
     def last_number(self) -> int:
-        """Number of the newest save; 0 if there is none."""
-        return max((manifest.number for manifest in self.checkpoints()), default=0)
+        """Number of the newest save; 0 if there is none. Only this process saves after ``prepare``: it is read once."""
+        if self._last is None:
+            self._last = max((manifest.number for manifest in self.checkpoints()), default=0)
+        return self._last
 
     def complete(self, partial: Path, manifest: Manifest, files: dict[str, Entry]) -> None:
         """Rename a checkpoint to its final path after all ranks have written it, replacing one of the same step.
@@ -76,7 +79,7 @@ class Folder:
             files: Files of the manifest that this folder holds.
 
         Raises:
-            CheckpointError: A file is missing or has the wrong length, or the file system reports an error.
+            CheckpointError: A file is missing or has the wrong length.
         """
         final = self.of(manifest.step)
         for name, entry in files.items():
@@ -95,13 +98,19 @@ class Folder:
             if os.path.lexists(final):
                 final.rename(replaced)
             partial.rename(final)
+            self._last = manifest.number
             sync(self.path)
         _try_to_remove(replaced)
 
     def prune(self, keep: int) -> list[Manifest]:
         """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
-        gone = []
-        for manifest in self.checkpoints()[keep:]:
+        gone: list[Manifest] = []
+        try:
+            found = self.checkpoints()
+        except OSError as error:
+            _LOG.warning("no older checkpoints are deleted: %s", error)
+            return gone
+        for manifest in found[keep:]:
             old = self.of(manifest.step)
             try:
                 leftover = self.partial(manifest.step, "deleted")
@@ -113,7 +122,7 @@ class Folder:
         return gone
 
     def checkpoints(self) -> list[Manifest]:
-        """Return the readable manifests of all checkpoints, newest first."""
+        """Return the manifests of all checkpoints, newest first, without damaged ones, which are logged."""
         found = [manifest for step in self.steps() if (manifest := self._readable(step))]
         return sorted(found, key=lambda manifest: manifest.number, reverse=True)
 
@@ -145,8 +154,6 @@ class Folder:
         return manifest
 
     def _choose(self, step: int | None) -> Manifest | None:
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is not a folder")
         steps = self.steps()
         if step is None:
             readable = self.checkpoints()
@@ -162,7 +169,7 @@ class Folder:
     def intact(self, besides: int | None) -> Manifest | None:
         """Return the newest checkpoint whose files are all as saved, except the one of step ``besides``."""
         for manifest in self.checkpoints():
-            with suppress(OSError, CheckpointError):
+            with suppress(CheckpointError):
                 if manifest.step != besides:
                     manifest.verify(self.place(manifest.step))
                     return manifest
@@ -171,13 +178,17 @@ class Folder:
     def _readable(self, step: int, level: int = logging.WARNING) -> Manifest | None:
         try:
             return self.manifest(step)
-        except (OSError, CheckpointError) as error:
-            _LOG.log(level, "ignored an unreadable checkpoint: %s", error)
+        except CheckpointError as error:
+            _LOG.log(level, "ignored a damaged checkpoint: %s", error)
             return None
 
     def steps(self) -> list[int]:
-        """Return the steps of all folders at a final path, and of readable ones whose replacement was interrupted."""
-        names = [path.name for path in self.path.glob("step-*") if path.is_dir()]
+        """Return the steps of all folders at a final path, and of intact ones whose replacement was interrupted."""
+        try:
+            with os.scandir(self.path) as entries:  # Path.glob finds nothing where reading fails
+                names = [entry.name for entry in entries if entry.name.startswith("step-") and entry.is_dir()]
+        except FileNotFoundError:
+            return []
         final = {step for name in names if (step := _step(name)) is not None}
         replaced = {step for name in names if (step := _step(name, _REPLACED)) is not None}
         return sorted(final | {step for step in replaced - final if self._readable(step, logging.DEBUG)})
@@ -195,15 +206,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Convert an OSError into a CheckpointError that names path and cause."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: {error.strerror}") from error
-
-
 def _step(name: str, suffix: str = "") -> int | None:
     """Return the step in a folder's name; None for any other name."""
     match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
@@ -212,9 +214,10 @@ def _step(name: str, suffix: str = "") -> int | None:
 
 
 def _try_to_remove(leftover: Path) -> None:
-    """Remove a path; log a failure, such as of a file that a stopping job still writes, or has open over NFS."""
+    """Remove a path, if there is one; log a failure, as of a file that a stopping job writes, or has open over NFS."""
     try:
-        _remove(leftover)
+        with suppress(FileNotFoundError):
+            _remove(leftover)
     except OSError as error:
         _LOG.warning("%s could not be deleted: %s", leftover, error)
 
