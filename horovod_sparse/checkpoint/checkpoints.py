@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from concurrent import futures
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Checkpoints:
         self._keep = keep
         self._staging = Staging()
         self._thread = process.background("horovod_sparse_save", CALL)
-        self._under_way: Future[str] | None = None
+        self._under_way: futures.Future[str] | None = None
 
     def save(
         self,
@@ -138,11 +138,13 @@ class Checkpoints:
         Raises:
             CheckpointError: The save failed. Raised on all ranks.
         """
-        under_way, self._under_way = self._under_way, None
+        under_way = self._under_way
         if under_way is None:
             return None
         with process.communicating(CALL, self._transport):
-            return under_way.result()
+            futures.wait([under_way])
+        self._under_way = None  # after an interrupted wait, the next save must still wait for this one
+        return under_way.result()
 
     @property
     def in_progress(self) -> bool:
