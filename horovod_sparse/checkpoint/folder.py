@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path
 
 from horovod_sparse.checkpoint import lock
@@ -19,6 +19,8 @@ _NAME = re.compile(r"step-([0-9]{8,})")
 _MOST_RANKS = 1 << 16  # of a checkpoint with local files
 _PARTIAL = ".partial"  # being written or deleted
 _REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same step has its final name
+
+_owners: dict[Hashable, Folder] = {}  # by lock file: what has saved there last
 
 
 class Folder:
@@ -34,6 +36,9 @@ class Folder:
 
     def __init__(self, path: Path, local: bool = False) -> None:
         self.path, self.local = path, local
+        self._last: int | None = None
+        self.saved = False  # once, by `prepare`
+        self.saving = False  # since `prepare`, until the caller has completed the checkpoint or failed
 
     def of(self, step: int) -> Path:
         """Return the final path of a checkpoint."""
@@ -56,12 +61,23 @@ class Folder:
         """
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.hold(self.path)
+            self._take_over(lock.hold(self.path))
             for step in self.steps():
                 if self.place(step) != self.of(step):
                     self.place(step).rename(self.of(step))
             for leftover in [*self.path.glob(f"step-*{_PARTIAL}*"), *self.path.glob(f"step-*{_REPLACED}")]:
                 _try_to_remove(leftover)
+
+    def _take_over(self, key: Hashable) -> None:
+        """Become the object of this process that saves to the folder: the last one that began to save there."""
+        before = _owners.get(key, self)
+        if before is not self and (before.saving or self.saved):
+            raise CheckpointError(
+                f"another Checkpoints object of this process saves to {self.path}, too, and each deletes files of the "
+                "other: give each a folder of its own, or wait() for the last save of one before you use the next"
+            )
+        _owners[key] = self
+        self.saving = self.saved = True
 
     @property
     def last_number(self) -> int:

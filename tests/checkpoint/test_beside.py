@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -89,6 +90,39 @@ def test_a_second_save_waits_for_the_first(comm, run, checkpoints, folder, held)
     checkpoints.async_save(7, **run.states)
     threading.Timer(0.2, held.set).start()
     assert everywhere(comm, checkpoints.load(**run.states).step == 7)
+
+
+@pytest.mark.parametrize("save", ["save", "async_save"])
+def test_a_save_after_an_interrupted_wait_still_waits(comm, run, checkpoints, folder, held, monkeypatch, save):
+    checkpoints.async_save(1, **run.states)
+    with monkeypatch.context() as patched:
+        interrupt = Mock(side_effect=KeyboardInterrupt)
+        patched.setattr("concurrent.futures.Future.result", interrupt)
+        patched.setattr("concurrent.futures.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.wait()
+    assert everywhere(comm, checkpoints.in_progress)
+    threading.Timer(0.2, held.set).start()
+    getattr(checkpoints, save)(2, **run.states)
+    checkpoints.wait()
+    assert everywhere(comm, steps(folder) == ["step-00000001", "step-00000002"])
+
+
+def test_two_objects_do_not_save_to_one_folder_at_the_same_time(comm, run, checkpoints, folder, held):
+    other = Checkpoints(folder)
+    checkpoints.async_save(1, **run.states)
+    while comm.Get_rank() == 0 and not checkpoints._folder.saving:
+        time.sleep(0.01)
+    message = refusal(comm, lambda: other.save(2, **run.states))
+    assert f"rank 0: another Checkpoints object of this process saves to {folder}, too" in message
+    assert "wait() for the last save of one before you use the next" in message
+    held.set()
+    checkpoints.wait()
+    assert everywhere(comm, steps(folder) == ["step-00000001"])
+    other.save(2, **run.states)
+    message = refusal(comm, lambda: checkpoints.save(2, **run.states))
+    assert f"another Checkpoints object of this process saves to {folder}, too" in message
+    assert everywhere(comm, steps(folder) == ["step-00000001", "step-00000002"])
 
 
 def test_a_failed_background_save_is_logged_and_raised_by_the_next_call_which_still_saves(
