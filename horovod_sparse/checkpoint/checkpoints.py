@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from concurrent import futures
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ class Checkpoints:
 
     Args:
         directory: Path of the folder, on a file system that all nodes share; created by the first save. Use a separate
-            folder for each training: rank 0 locks it from the first save until its process ends.
+            folder for each training: rank 0 locks it from the first save until its process ends. Of several objects
+            in one process, the last one that began to save there may save.
         keep: Number of checkpoints to keep. A save deletes older ones, by time of saving, not by step.
         process_set: Ranks that train together: a Horovod process set, a torch process group or an MPI communicator; by
             default all ranks.
@@ -141,8 +142,8 @@ class Checkpoints:
         if under_way is None:
             return None
         with process.communicating(CALL, self._transport):
-            futures.wait([under_way])  # if it is interrupted, the save is still under way
-        self._under_way = None
+            futures.wait([under_way])
+        self._under_way = None  # after an interrupted wait, the next save must still wait for this one
         return under_way.result()
 
     @property
@@ -237,8 +238,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The checkpoint is damaged; the message names an intact one, if there is any. Or it does not
-                fit; the objects may be partly changed. Or the asynchronous save in progress failed; nothing is loaded.
-                Raised on all ranks.
+                fit; the objects may be partly changed. Or a file cannot be read, or the asynchronous save in progress
+                failed; nothing is loaded. Raised on all ranks.
         """
         self.wait()
         manifest: Manifest | None = None
@@ -248,24 +249,28 @@ class Checkpoints:
                 return None
             content = read(self._transport, self._folder, manifest, model)
         except CheckpointError as error:
-            raise self._damaged(error, manifest) from error
+            raise self._refusal(error, manifest) from error
         return restore(self._transport, content, model, optimizer, exchange or optimizer, others)
 
     def newest(self) -> int | None:
         """Return the step of the checkpoint that ``load`` takes by default; None if there is none.
 
         Raises:
-            CheckpointError: The newest one is damaged. Raised on all ranks.
+            CheckpointError: The newest one is damaged, or one cannot be read. Raised on all ranks.
         """
         self.wait()
         try:
             manifest = self._choose(None, None)
         except CheckpointError as error:
-            raise self._damaged(error, None) from error
+            raise self._refusal(error, None) from error
         return None if manifest is None else manifest.step
 
-    def _damaged(self, error: CheckpointError, manifest: Manifest | None) -> CheckpointError:
-        """Return an error that names an intact checkpoint, if there is any; a collective call."""
+    def _refusal(self, error: CheckpointError, manifest: Manifest | None) -> CheckpointError:
+        """Return an error that names the remedy: an intact checkpoint, if one is damaged; a collective call."""
+        if error.system:
+            return CheckpointError(
+                f"{error}. It may be intact: start again when it can be read, or remove it if it never can", system=True
+            )
         intact = self._intact(manifest)
         offer = "" if intact is None else f". The checkpoint of step {intact} is intact: load it with step={intact}"
         return CheckpointError(f"{error}{offer}", intact, damaged=True)
@@ -298,7 +303,7 @@ class Checkpoints:
         other = None
         if self._folder.local:
             return None
-        with suppress(CheckpointError), together(self._transport, ""):
+        with together(self._transport, f"{self._folder.path} cannot be searched for an intact checkpoint"):
             if self._transport.rank == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)
         with process.communicating(CALL, self._transport):

@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path
 
 from horovod_sparse.checkpoint import lock
-from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest
+from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest, naming
 
 _LOG = logging.getLogger("horovod_sparse")
 _NAME = re.compile(r"step-([0-9]{8,})")
@@ -20,11 +20,14 @@ _MOST_RANKS = 1 << 16  # of a checkpoint with local files
 _PARTIAL = ".partial"  # being written or deleted
 _REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same step has its final name
 
+_owners: dict[Hashable, Folder] = {}  # by lock file: what has saved there last
+
 
 class Folder:
     """Folder that holds checkpoints. No method communicates with other ranks.
 
-    After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``.
+    After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``. A file
+    that cannot be read is not damaged: every method but ``prune`` raises the OSError, which names the path.
 
     Args:
         path: Path of the folder.
@@ -33,6 +36,9 @@ class Folder:
 
     def __init__(self, path: Path, local: bool = False) -> None:
         self.path, self.local = path, local
+        self._last: int | None = None
+        self.saved = False  # once, by `prepare`
+        self.saving = False  # since `prepare`, until the caller has completed the checkpoint or failed
 
     def of(self, step: int) -> Path:
         """Return the final path of a checkpoint."""
@@ -51,21 +57,34 @@ class Folder:
         """Create the folder, take its lock, and clean up after interrupted saves.
 
         Raises:
-            CheckpointError: Another job holds the lock, or the file system reports an error.
+            CheckpointError: Another job holds the lock.
         """
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.hold(self.path)
+            self._take_over(lock.hold(self.path))
             for step in self.steps():
                 if self.place(step) != self.of(step):
                     self.place(step).rename(self.of(step))
             for leftover in [*self.path.glob(f"step-*{_PARTIAL}*"), *self.path.glob(f"step-*{_REPLACED}")]:
                 _try_to_remove(leftover)
 
+    def _take_over(self, key: Hashable) -> None:
+        """Become the object of this process that saves to the folder: the last one that began to save there."""
+        before = _owners.get(key, self)
+        if before is not self and (before.saving or self.saved):
+            raise CheckpointError(
+                f"another Checkpoints object of this process saves to {self.path}, too, and each deletes files of the "
+                "other: give each a folder of its own, or wait() for the last save of one before you use the next"
+            )
+        _owners[key] = self
+        self.saving = self.saved = True
+
     @property
     def last_number(self) -> int:
-        """Number of the newest save; 0 if there is none."""
-        return max((manifest.number for manifest in self.checkpoints()), default=0)
+        """Number of the newest save; 0 if there is none. Only this process saves after ``prepare``: it is read once."""
+        if self._last is None:
+            self._last = max((manifest.number for manifest in self.checkpoints()), default=0)
+        return self._last
 
     def complete(self, partial: Path, manifest: Manifest, files: dict[str, Entry]) -> None:
         """Rename a checkpoint to its final path after all ranks have written it, replacing one of the same step.
@@ -76,7 +95,7 @@ class Folder:
             files: Files of the manifest that this folder holds.
 
         Raises:
-            CheckpointError: A file is missing or has the wrong length, or the file system reports an error.
+            CheckpointError: A file is missing or has the wrong length.
         """
         final = self.of(manifest.step)
         for name, entry in files.items():
@@ -95,13 +114,19 @@ class Folder:
             if os.path.lexists(final):
                 final.rename(replaced)
             partial.rename(final)
+            self._last = manifest.number
             sync(self.path)
         _try_to_remove(replaced)
 
     def prune(self, keep: int) -> list[Manifest]:
         """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
-        gone = []
-        for manifest in self.checkpoints()[keep:]:
+        gone: list[Manifest] = []
+        try:
+            found = self.checkpoints()
+        except OSError as error:
+            _LOG.warning("no older checkpoints are deleted: %s", error)
+            return gone
+        for manifest in found[keep:]:
             old = self.of(manifest.step)
             try:
                 leftover = self.partial(manifest.step, "deleted")
@@ -113,7 +138,7 @@ class Folder:
         return gone
 
     def checkpoints(self) -> list[Manifest]:
-        """Return the readable manifests of all checkpoints, newest first."""
+        """Return the manifests of all checkpoints, newest first, without damaged ones, which are logged."""
         found = [manifest for step in self.steps() if (manifest := self._readable(step))]
         return sorted(found, key=lambda manifest: manifest.number, reverse=True)
 
@@ -145,8 +170,6 @@ class Folder:
         return manifest
 
     def _choose(self, step: int | None) -> Manifest | None:
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is not a folder")
         steps = self.steps()
         if step is None:
             readable = self.checkpoints()
@@ -162,7 +185,7 @@ class Folder:
     def intact(self, besides: int | None) -> Manifest | None:
         """Return the newest checkpoint whose files are all as saved, except the one of step ``besides``."""
         for manifest in self.checkpoints():
-            with suppress(OSError, CheckpointError):
+            with suppress(CheckpointError):
                 if manifest.step != besides:
                     manifest.verify(self.place(manifest.step))
                     return manifest
@@ -171,13 +194,17 @@ class Folder:
     def _readable(self, step: int, level: int = logging.WARNING) -> Manifest | None:
         try:
             return self.manifest(step)
-        except (OSError, CheckpointError) as error:
-            _LOG.log(level, "ignored an unreadable checkpoint: %s", error)
+        except CheckpointError as error:
+            _LOG.log(level, "ignored a damaged checkpoint: %s", error)
             return None
 
     def steps(self) -> list[int]:
-        """Return the steps of all folders at a final path, and of readable ones whose replacement was interrupted."""
-        names = [path.name for path in self.path.glob("step-*") if path.is_dir()]
+        """Return the steps of all folders at a final path, and of intact ones whose replacement was interrupted."""
+        try:
+            with os.scandir(self.path) as entries:  # Path.glob finds nothing where reading fails
+                names = [entry.name for entry in entries if entry.name.startswith("step-") and entry.is_dir()]
+        except FileNotFoundError:
+            return []
         final = {step for name in names if (step := _step(name)) is not None}
         replaced = {step for name in names if (step := _step(name, _REPLACED)) is not None}
         return sorted(final | {step for step in replaced - final if self._readable(step, logging.DEBUG)})
@@ -195,15 +222,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Convert an OSError into a CheckpointError that names path and cause."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: {error.strerror}") from error
-
-
 def _step(name: str, suffix: str = "") -> int | None:
     """Return the step in a folder's name; None for any other name."""
     match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
@@ -212,9 +230,10 @@ def _step(name: str, suffix: str = "") -> int | None:
 
 
 def _try_to_remove(leftover: Path) -> None:
-    """Remove a path; log a failure, such as of a file that a stopping job still writes, or has open over NFS."""
+    """Remove a path, if there is one; log a failure, as of a file that a stopping job writes, or has open over NFS."""
     try:
-        _remove(leftover)
+        with suppress(FileNotFoundError):
+            _remove(leftover)
     except OSError as error:
         _LOG.warning("%s could not be deleted: %s", leftover, error)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +25,8 @@ _MOST_BYTES = 300  # maximum length of the holder's description
 _held: set[tuple[int, int]] = set()
 
 
-def hold(folder: Path) -> None:
-    """Lock a folder until this process ends; do nothing if this process holds the lock already.
+def hold(folder: Path) -> Hashable:
+    """Lock a folder until this process ends, unless this process holds the lock already; return a key of the lock file.
 
     All nodes see a POSIX lock, also on NFS, and on Lustre if it is mounted with ``flock``. Child processes do not
     inherit it. If the file system does not support locks, a warning is logged once, and other jobs are not kept out.
@@ -36,8 +37,8 @@ def hold(folder: Path) -> None:
     """
     path = folder / NAME
     with suppress(FileNotFoundError):
-        if _identity(path.stat()) in _held:
-            return
+        if (identity := _identity(path.stat())) in _held:
+            return identity
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +61,9 @@ def hold(folder: Path) -> None:
             path,
             error.strerror,
         )
-    _held.add(_identity(os.fstat(descriptor)))
+    identity = _identity(os.fstat(descriptor))
+    _held.add(identity)
+    return identity
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -29,11 +29,12 @@ class CheckpointError(RuntimeError):
     Attributes:
         damaged: Whether the checkpoint to load is damaged.
         intact: Step of an intact checkpoint to load instead of a damaged one; None if there is none.
+        system: Whether reading or writing failed on a rank, so that nothing is known about the content.
     """
 
-    def __init__(self, message: str, intact: int | None = None, damaged: bool = False) -> None:
+    def __init__(self, message: str, intact: int | None = None, damaged: bool = False, system: bool = False) -> None:
         super().__init__(message)
-        self.intact, self.damaged = intact, damaged
+        self.intact, self.damaged, self.system = intact, damaged, system
 
 
 def shard(rank: int) -> str:
@@ -92,9 +93,10 @@ class Manifest:
 
         Raises:
             CheckpointError: The manifest is missing, damaged, a symbolic link, or of another format version.
+            OSError: It cannot be read.
         """
         path = folder / NAME
-        with _open(path) as file:
+        with naming(path), _open(path) as file:
             content = file.read(_HEAD_BYTES + _ENTRY_BYTES * max(entries, len(list(folder.iterdir()))))
         try:
             return cls._parse(json.loads(content, parse_constant=_refuse))
@@ -127,6 +129,7 @@ class Manifest:
 
         Raises:
             CheckpointError: The file is missing, truncated, damaged, a symbolic link, or of another save.
+            OSError: It cannot be read.
         """
         with self.fitting(folder, name) as file:
             digest = hashlib.sha256()
@@ -143,7 +146,7 @@ class Manifest:
     def fitting(self, folder: Path, name: str) -> Iterator[IO[bytes]]:
         """Open a file of the checkpoint after verifying its length."""
         path, expected = folder / name, self.files[name].bytes
-        with _open(path) as file:
+        with naming(path), _open(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
                 raise CheckpointError(
@@ -152,13 +155,23 @@ class Manifest:
             yield file
 
     def verify(self, folder: Path, content: bool = True) -> None:
-        """Verify that all files are what was saved; raise a CheckpointError that names the first one that is not.
+        """Verify that all files are what was saved; raise an error like ``opened`` for the first one that is not.
 
         Without ``content``, only their lengths are checked, not their digests.
         """
         for name in self.files:
             with self.opened(folder, name) if content else self.fitting(folder, name):
                 pass
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the path in an OSError that names none, such as one of ``read`` or ``fsync``."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -172,7 +185,7 @@ def _open(path: Path) -> IO[bytes]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise CheckpointError(f"{path} is a symbolic link: put the file itself in its place") from error
-        raise CheckpointError(f"{path}: {error.strerror}") from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{path} is not a regular file")

@@ -76,9 +76,12 @@ def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Mod
     """Read the parts of a checkpoint that this rank needs; a collective call.
 
     Raises:
-        CheckpointError: A file is damaged, or the files of the ranks do not match. Raised on all ranks.
+        CheckpointError: A file is damaged or cannot be read, or the files of the ranks do not match. Raised on all
+            ranks.
     """
-    what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
+    what, rank = f"step {manifest.step} cannot be loaded", transport.rank
+    with together(transport, what):
+        place = folder.place(manifest.step)
     layouts = layouts_of(transport, what, model)
     content = content_of_rank_0(transport, manifest, place, what) if folder.local else b""
     with together(transport, what):

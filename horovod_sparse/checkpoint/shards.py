@@ -10,8 +10,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from horovod_sparse.checkpoint.folder import naming
-from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Entry, Manifest, shard
+from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Entry, Manifest, naming, shard
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.engine.state import require_finite
@@ -25,7 +24,7 @@ _OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data":
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
-    """Write a file of an incomplete checkpoint, and sync it to disk; raise CheckpointError if this fails."""
+    """Write a file of an incomplete checkpoint, and sync it to disk; an OSError names its path."""
     path = folder / name
     with naming(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +95,8 @@ def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any], ma
 def _parsed(source: Any, path: Path, parts: dict[str, Any], mapped: bool = False) -> dict[str, Any]:
     try:
         content: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError:  # not about the content
+        raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error!r:.300}") from error
     fits = isinstance(content, dict) and content.keys() == parts.keys()

@@ -77,4 +77,6 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
         with process.communicating(call, transport):
             wait_for_all(transport)  # another save must not begin while a rank is still cleaning up
         raise
+    finally:
+        folder.saving = False
     return manifest.digest

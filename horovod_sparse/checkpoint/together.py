@@ -34,11 +34,13 @@ def together(transport: Transport, what: str, call: str = CALL) -> Iterator[None
     with process.communicating(call, transport):
         wait_for_all(transport)
         failure = transport.anywhere(error is not None)
-        everyone = transport.allgather_object(None if error is None else _text(error)) if failure else []
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]
+        own = None if error is None else (_text(error), isinstance(error, OSError))
+        everyone = transport.allgather_object(own) if failure else []
+    failed = [(f"rank {rank}: {one[0]}", one[1]) for rank, one in enumerate(everyone) if one is not None]
     if failed:
         more = f"; and {len(failed) - _SHOWN} more ranks" if len(failed) > _SHOWN else ""
-        raise CheckpointError(f"{what}: {'; '.join(failed[:_SHOWN])}{more}") from error
+        texts = "; ".join(text for text, _ in failed[:_SHOWN])
+        raise CheckpointError(f"{what}: {texts}{more}", system=any(system for _, system in failed)) from error
 
 
 def wait_for_all(transport: Transport) -> None:
@@ -47,5 +49,7 @@ def wait_for_all(transport: Transport) -> None:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     known = isinstance(error, OSError | RuntimeError | ValueError) and not isinstance(error, RecursionError)
     return str(error) if known else repr(error)

@@ -17,6 +17,8 @@ from horovod_sparse.checkpoint.manifest import CheckpointError
 from horovod_sparse.checkpoint.pace import Pace
 from horovod_sparse.checkpoint.preemption import noticing
 from horovod_sparse.checkpoint.restore import Restored
+from horovod_sparse.checkpoint.store import failed
+from horovod_sparse.checkpoint.together import together
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.frontends.members import job, transport_of
 
@@ -97,13 +99,14 @@ class Training:
         self.restored = self._load()
         self.step = self.restored.step if self.restored else 0
         if self.restored is None:
-            for place in self._places:
+            for place in reversed(self._places):  # a shared folder that does not work must not cost local checkpoints
                 self._save(place)
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the steps that are left, from 0 to ``total`` - 1, and save meanwhile.
 
         After SIGUSR1 or SIGTERM on any rank, all ranks complete the step and save, and the program ends with status 75.
+        Before the first step, and after the last one is saved, these signals do what they did outside.
         If a regular save fails, training continues. The state after the last step is always saved, but not if the loop
         is left before, by ``break`` or as the data end: the rank warns then.
 
@@ -154,46 +157,57 @@ class Training:
         """Load the newest checkpoint, or an intact older one, and the position in the data."""
         restored = self._load_newest()
         if restored is not None and self._data is not None:
-            if "data" not in restored.data:
-                raise CheckpointError(
-                    f"step {restored.step} was saved without data: start the training without it, too"
-                )
-            self._data.load_state_dict(restored.data["data"])
+            with together(self._transport, f"step {restored.step} cannot be loaded", "Training()"):
+                if "data" not in restored.data:
+                    raise ValueError("it was saved without data: start the training without it, too")
+                self._data.load_state_dict(restored.data["data"])
         return restored
 
     def _load_newest(self) -> Restored | None:
-        shared, local = self._shared.checkpoints, None if self._local is None else self._local.checkpoints
-        kept = None if local is None else local.newest()
+        shared = self._shared.checkpoints
         try:
             newest = shared.newest()
         except CheckpointError as error:
+            if not error.damaged:
+                raise
             newest = error.intact or 0
         if newest is None:  # a new training, whatever local folders hold
             return None
-        if local is not None and kept is not None and kept >= newest:
-            try:
-                return local.load(**self._states)
-            except CheckpointError as error:
-                if not error.damaged:
-                    raise
-                self._warn("%s: continuing from the shared folder", error)
-                kept = None
+        restored = self._load_local(newest)
+        if restored is not None:
+            return restored
         try:
             return shared.load(**self._states)
         except CheckpointError as error:
-            if not error.damaged or (error.intact is None and kept is None):
+            if not error.damaged:
                 raise
             self._warn("%s: continuing from an intact one", error)
-            if local is not None and kept is not None and kept >= (error.intact or 0):
-                return local.load(**self._states)
-            return shared.load(step=error.intact, **self._states)
+            restored = self._load_local(error.intact or 0)
+            if restored is None and error.intact is None:
+                raise
+            return restored or shared.load(step=error.intact, **self._states)
+
+    def _load_local(self, least: int) -> Restored | None:
+        """Load the newest local checkpoint; None if there is none of step ``least`` or later, or it is unusable."""
+        if self._local is None:
+            return None
+        try:
+            step = self._local.checkpoints.newest()
+            return None if step is None or step < least else self._local.checkpoints.load(**self._states)
+        except CheckpointError as error:
+            if not (error.damaged or error.system):
+                raise
+            self._warn("%s: continuing from the shared folder", error)
+            return None
 
     def _warn(self, message: str, *values: object) -> None:
         if self._transport.rank == 0:
             _LOG.warning(message, *values)
 
     def _position(self) -> dict[str, Any]:
-        return {} if self._data is None else {"data": self._data.state_dict()}
+        """Return this rank's position in the data; a collective call."""
+        with together(self._transport, failed(self.step)):
+            return {} if self._data is None else {"data": self._data.state_dict()}
 
     def _agree_on_local(self, given: bool) -> bool:
         """Return whether local folders are used; ValueError on all ranks if only some are given one."""

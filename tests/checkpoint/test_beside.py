@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -92,14 +92,36 @@ def test_a_second_save_waits_for_the_first(comm, run, checkpoints, folder, held)
     assert everywhere(comm, checkpoints.load(**run.states).step == 7)
 
 
-def test_an_interrupted_wait_leaves_the_save_under_way(comm, run, checkpoints, folder, held):
+@pytest.mark.parametrize("save", ["save", "async_save"])
+def test_a_save_after_an_interrupted_wait_still_waits(comm, run, checkpoints, folder, held, monkeypatch, save):
     checkpoints.async_save(1, **run.states)
-    threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.wait()
+    with monkeypatch.context() as patched:
+        interrupt = Mock(side_effect=KeyboardInterrupt)
+        patched.setattr("concurrent.futures.Future.result", interrupt)
+        patched.setattr("concurrent.futures.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.wait()
     assert everywhere(comm, checkpoints.in_progress)
     threading.Timer(0.2, held.set).start()
-    checkpoints.save(2, **run.states)
+    getattr(checkpoints, save)(2, **run.states)
+    checkpoints.wait()
+    assert everywhere(comm, steps(folder) == ["step-00000001", "step-00000002"])
+
+
+def test_two_objects_do_not_save_to_one_folder_at_the_same_time(comm, run, checkpoints, folder, held):
+    other = Checkpoints(folder)
+    checkpoints.async_save(1, **run.states)
+    while comm.Get_rank() == 0 and not checkpoints._folder.saving:
+        time.sleep(0.01)
+    message = refusal(comm, lambda: other.save(2, **run.states))
+    assert f"rank 0: another Checkpoints object of this process saves to {folder}, too" in message
+    assert "wait() for the last save of one before you use the next" in message
+    held.set()
+    checkpoints.wait()
+    assert everywhere(comm, steps(folder) == ["step-00000001"])
+    other.save(2, **run.states)
+    message = refusal(comm, lambda: checkpoints.save(2, **run.states))
+    assert f"another Checkpoints object of this process saves to {folder}, too" in message
     assert everywhere(comm, steps(folder) == ["step-00000001", "step-00000002"])
 
 

@@ -167,6 +167,27 @@ def test_a_damaged_checkpoint_is_named_and_an_intact_one_suggested(comm, run, ch
     assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
 
 
+def test_a_file_that_cannot_be_read_on_one_rank_is_not_damaged(comm, run, checkpoints, folder, monkeypatch):
+    checkpoints.save(3, **run.states)
+    checkpoints.save(4, **run.states)
+    last = comm.Get_size() - 1
+    path, opened = folder / "step-00000004" / f"rank-{last:05d}.pt", os.open
+
+    def failing(name, *arguments, **settings):
+        if str(name) == str(path) and comm.Get_rank() == last:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(name))
+        return opened(name, *arguments, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing)
+        message = refusal(comm, lambda: checkpoints.load(**run.states))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.load(**run.states)
+    assert f"rank {last}: {path}: Stale file handle. It may be intact: start again when it can be read" in message
+    assert everywhere(comm, (caught.value.damaged, caught.value.intact) == (False, None))
+    assert everywhere(comm, checkpoints.load(**run.states).step == 4)
+
+
 def test_a_digest_detects_a_checkpoint_that_was_changed_and_signed_again(comm, run, checkpoints, folder):
     digest = checkpoints.save(3, **run.states)
     assert len(set(comm.allgather(digest))) == 1
@@ -327,7 +348,8 @@ def test_a_failed_save_fails_on_all_ranks_and_keeps_earlier_checkpoints(hvd, com
 def test_a_folder_that_is_a_file_is_named(comm, run, checkpoints, folder):
     on_rank_0(comm, lambda: folder.write_text("not a folder"))
     assert str(folder) in refusal(comm, lambda: checkpoints.save(1, **run.states))
-    assert f"{folder} is not a folder" in refusal(comm, lambda: checkpoints.load(**run.states))
+    message = refusal(comm, lambda: checkpoints.load(**run.states))
+    assert f"rank 0: {folder}: Not a directory. It may be intact: start again when it can be read" in message
 
 
 def test_a_folder_not_shared_between_nodes_is_detected(comm, run, folder, tmp_path):

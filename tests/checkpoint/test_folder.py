@@ -31,7 +31,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_checkpoint_is_renamed_after_everything_is_on_disk(folder, monkeypatch):
+def test_a_checkpoint_is_renamed_after_everything_is_on_disk(folder, monkeypatch, caplog):
     calls, sizes, fsync, rename = [], {}, os.fsync, Path.rename
 
     def noted_fsync(descriptor):
@@ -55,6 +55,7 @@ def test_a_checkpoint_is_renamed_after_everything_is_on_disk(folder, monkeypatch
         ("fsync", str(folder.path)),
     ]
     assert all(sizes[path.name] == path.stat().st_size for path in folder.of(30).iterdir())
+    assert not caplog.records
 
 
 STRAY = [
@@ -107,6 +108,57 @@ def test_an_interrupted_replacement_of_a_checkpoint_is_read_and_restored(folder)
     folder.prepare()
     assert folder.of(20).is_dir()
     assert not replaced.exists()
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Return a function that makes a file or folder unreadable, until it is called with None."""
+    broken, opened, scanned = [None], os.open, os.scandir
+
+    def failing(function):
+        def attempt(path, *arguments, **settings):
+            if str(path) == str(broken[0]):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return function(path, *arguments, **settings)
+
+        return attempt
+
+    monkeypatch.setattr(os, "open", failing(opened))
+    monkeypatch.setattr(os, "scandir", failing(scanned))
+    return lambda path: broken.__setitem__(0, path)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_passed_over(folder, unreadable):
+    manifest, shard = folder.of(20) / "manifest.json", folder.of(10) / "rank-00000.pt"
+    for path, attempt in {
+        manifest: lambda: folder.choose(None),
+        shard: lambda: folder.intact(besides=20),
+        folder.path: lambda: folder.choose(None),
+    }.items():
+        unreadable(path)
+        with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
+            attempt()
+
+
+def test_an_interrupted_replacement_that_cannot_be_read_is_not_deleted(folder, unreadable):
+    replaced = folder.path / "step-00000020.replaced"
+    folder.of(20).rename(replaced)
+    unreadable(replaced / "manifest.json")
+    with pytest.raises(OSError, match="Input/output error"):
+        folder.prepare()
+    unreadable(None)
+    assert folder.choose(None).step == 20
+
+
+def test_a_save_after_one_that_cannot_be_read_counts_as_newer(folder, unreadable, caplog):
+    unreadable(folder.of(20) / "manifest.json")
+    with pytest.raises(OSError, match="Input/output error"):
+        _ = Folder(folder.path).last_number
+    save(folder, 15)
+    folder.prune(1)
+    assert "no older checkpoints are deleted" in caplog.text
+    unreadable(None)
+    assert [manifest.step for manifest in folder.checkpoints()] == [15, 20, 10]
 
 
 def test_symbolic_links_to_and_inside_a_checkpoint_are_refused(folder, tmp_path):

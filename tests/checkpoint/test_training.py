@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,8 +46,10 @@ class Numbers:
 class Run:
     """The training of the other tests, of which only ``steps`` is left to this class."""
 
+    Numbers = Numbers
+
     def __init__(self, folder, rank, every=2, run="", **more):
-        self.script, self.numbers, self.rank = Script("topka:density=0.05", rank, amp=True), Numbers(rank), rank
+        self.script, self.numbers, self.rank = Script("topka:density=0.05", rank, amp=True), self.Numbers(rank), rank
         self.taken, self.read = [], []
         self.training = Training(folder, every=every, run=run, data=self.numbers, **self.script.states, **more)
 
@@ -223,8 +228,8 @@ def test_local_files_that_do_not_fit_leave_the_choice_to_the_shared_folder(
 def test_a_damaged_shared_checkpoint_is_replaced_by_the_newest_intact_one(comm, folder, local, undisturbed, others):
     """Among the shared and the local ones, of which those of steps 2 and 4 are left."""
     rank = comm.Get_rank()
-    crashed(folder, rank, local=local)
-    Run(folder, rank).steps()
+    crashed(folder, rank, local=local, keep=9)
+    Run(folder, rank, keep=9).steps()
     if rank == 0:
         damage(folder, TOTAL, 0)
         remove(folder, *(step for step in Folder(folder).steps() if step != TOTAL and (step > 2 or not others)))
@@ -232,6 +237,68 @@ def test_a_damaged_shared_checkpoint_is_replaced_by_the_newest_intact_one(comm, 
     again = Run(folder, rank, local=local)
     assert everywhere(comm, again.training.step == 4)
     assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_a_shared_checkpoint_is_loaded_if_the_newest_shared_and_local_ones_are_damaged(
+    comm, folder, local, undisturbed, caplog
+):
+    rank = comm.Get_rank()
+    crashed(folder, rank, local=local, keep=9)
+    Run(folder, rank, keep=9).steps()
+    if rank == 0:
+        damage(folder, TOTAL, 0)
+        remove(folder, *(step for step in Folder(folder).steps() if 2 < step < TOTAL))
+    damage(local / f"rank-{rank:05d}", 4, rank)
+    comm.Barrier()
+    again = Run(folder, rank, local=local)
+    assert everywhere(comm, again.training.step == 2)
+    assert everywhere(comm, rank > 0 or "continuing from the shared folder" in caplog.text)
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+def test_a_local_disk_that_cannot_be_read_leaves_the_choice_to_the_shared_folder(
+    comm, folder, local, undisturbed, monkeypatch, caplog
+):
+    rank, last, scanned = comm.Get_rank(), comm.Get_size() - 1, os.scandir
+    crashed(folder, rank, local=local)
+
+    def failing(path):
+        if rank == last and Path(path) == local / f"rank-{rank:05d}":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scanned(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", failing)
+        again = Run(folder, rank, local=local)
+    assert everywhere(comm, again.training.step == 4)
+    assert everywhere(comm, rank > 0 or re.search(f"rank {last}: .*Permission denied.*shared folder", caplog.text))
+    assert everywhere(comm, all(map(torch.equal, again.steps().bits, undisturbed.bits)))
+
+
+@pytest.mark.parametrize("wrong", ["a file", "not writable"])
+def test_a_shared_folder_that_does_not_work_is_refused_and_costs_no_local_checkpoint(
+    comm, folder, local, undisturbed, monkeypatch, wrong
+):
+    rank, other = comm.Get_rank(), folder.with_name("wrong")
+    crashed(folder, rank, local=local)
+    own = Folder(local / f"rank-{rank:05d}", local=True)
+    before = own.steps()
+    if wrong == "a file" and rank == 0:
+        other.write_text("")
+    comm.Barrier()
+    with monkeypatch.context() as patched:
+        if wrong == "not writable":
+            prepare = Folder.prepare
+
+            def refuse(folder):
+                if folder.path == other:
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(other))
+                prepare(folder)
+
+            patched.setattr(Folder, "prepare", refuse)
+        message = refusal(comm, lambda: Run(other, rank, local=local))
+    assert f"rank 0: {other}: " in message
+    assert everywhere(comm, own.steps() == before)
 
 
 def test_local_files_of_another_training_are_not_taken(comm, folder, local, undisturbed):
@@ -326,6 +393,36 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(hvd, comm, folder
     script = Script("topka:density=0.05", rank)
     message = refusal(comm, lambda: Training(folder, data=numbers, **script.states))
     assert "cannot be loaded again without executing code" in message
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_data_that_fail_on_one_rank_fail_on_all(comm, folder, undisturbed, method, caplog):
+    """At a regular save, training continues."""
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+
+    class Failing(Numbers):
+        def __getattribute__(self, name):
+            if name == method and self.rank == last and self.used != 1:
+                raise RuntimeError("no position")
+            return super().__getattribute__(name)
+
+    class Fails(Run):
+        Numbers = Failing
+
+    first = Run(folder, rank)
+    with pytest.raises(CrashError):
+        first.steps(crash(3))
+    first.training._shared.checkpoints.wait()
+    comm.Barrier()
+    if method == "load_state_dict":
+        message = refusal(comm, lambda: Fails(folder, rank))
+        assert f"step 2 cannot be loaded: rank {last}: no position" in message
+    else:
+        again = Fails(folder, rank)
+        message = refusal(comm, again.steps)
+        assert f"step {TOTAL} could not be saved: rank {last}: no position" in message
+        assert everywhere(comm, rank > 0 or "no position; training continues" in caplog.text)
+        assert everywhere(comm, all(map(torch.equal, again.bits, undisturbed.bits)))
 
 
 def test_rank_0_decides_when_all_ranks_save(hvd, comm, folder):
