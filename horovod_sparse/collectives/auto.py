@@ -122,18 +122,23 @@ class Auto(Base):
         return reduced
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current choice and the states of all algorithms."""
+        """Return the nodes, the current choice and the states of all algorithms."""
         states = {name: collective.state_dict() for name, collective in self._collectives.items()}
-        return {"choice": self.choice, "decided": list(self._decided), "states": states}
+        return {
+            "nodes": self._nodes.firsts,
+            "choice": self.choice,
+            "decided": list(self._decided),
+            "states": states,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``; its choice is kept until size or k change."""
+        """Load a state from ``state_dict``, saved on the same nodes; its choice is kept until size or k change."""
         if state["choice"] not in _CHOICES:
             raise ValueError(f"choice of auto must be one of {', '.join(_CHOICES)}, not {state['choice']!r:.100}")
         size, k = (checked_integer(number, "decided of auto") for number in state["decided"])
         self.choice, self._decided = state["choice"], (size, k)
-        for name in self._collectives.keys() & state["states"].keys():  # nodes may have changed
-            self._collectives[name].load_state_dict(state["states"][name])
+        for name, collective in self._collectives.items():
+            collective.load_state_dict(state["states"][name])
 
 
 def _explain(costs: Sequence[Cost], best: str, size: int, k: int, ranks: int) -> str:

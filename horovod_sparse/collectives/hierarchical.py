@@ -73,7 +73,7 @@ class Hierarchical(Base):
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
         nodes = transport.by_node(options.node_ranks).counting(transport.traffic)
-        self._nodes, self._node, leaders = nodes.number, nodes.own, nodes.leaders
+        self._firsts, self._nodes, self._node, leaders = nodes.firsts, nodes.number, nodes.own, nodes.leaders
         self._inner = _RULES[type(options.inner)](context, self._node, options.inner)
         self._outer = None if leaders is None else _RULES[type(options.outer)](context, leaders, options.outer)
 
@@ -141,8 +141,9 @@ class Hierarchical(Base):
         return SparseVector(*wire.unpack(content, like.size), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both collectives; the outer state is empty on ranks that do not take part in it."""
-        return {"inner": self._inner.state_dict(), "outer": {} if self._outer is None else self._outer.state_dict()}
+        """Return the nodes and the states of both collectives; the outer one is empty on ranks that take no part."""
+        outer = {} if self._outer is None else self._outer.state_dict()
+        return {"nodes": self._firsts, "inner": self._inner.state_dict(), "outer": outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``, saved on the same rank of the same nodes."""

@@ -211,8 +211,7 @@ class InProcessTransport(Transport):
         first = self.rank - self.rank % node_ranks
         own = self._regroup(range(first, min(first + node_ranks, self.size)))
         peers = self._regroup(range(own.rank, self.size, node_ranks))
-        nested = self.size % node_ranks == 0 and 1 < node_ranks < self.size
-        return Nodes(-(-self.size // node_ranks), own, peers, nested)
+        return Nodes([rank - rank % node_ranks for rank in range(self.size)], own, peers)
 
     # Messages between control threads
 

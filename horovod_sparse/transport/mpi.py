@@ -284,12 +284,7 @@ class MPITransport(Transport):
         comm: Any = self.comm
         own = comm.Split_type(MPI.COMM_TYPE_SHARED) if node_ranks is None else comm.Split(self.rank // node_ranks)
         peers = comm.Split(own.Get_rank())
-        sizes = np.zeros((self.size, 2), np.int64)
-        sizes[self.rank] = own.Get_rank() == 0, own.Get_size()
-        self._start_gather(sizes)()
-        number = int(sizes[:, 0].sum())
-        nested = number > 1 and bool((sizes[:, 1] == sizes[0, 1]).all()) and own.Get_size() > 1
-        return Nodes(number, MPITransport(own), MPITransport(peers), nested)
+        return Nodes(comm.allgather(own.bcast(self.rank)), MPITransport(own), MPITransport(peers))
 
     # Messages between control threads
 

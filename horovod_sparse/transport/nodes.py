@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from horovod_sparse.transport.traffic import Traffic
@@ -17,16 +18,24 @@ class Nodes(NamedTuple):
     """Division of a transport's ranks into nodes.
 
     Attributes:
-        number: Number of nodes.
+        firsts: First rank of each rank's node; the same list on all ranks.
         own: Transport of the ranks of this rank's node.
         peers: Transport of the ranks with this rank's number in their node; smaller nodes may have none.
-        nested: Whether there are several nodes, with the same number of ranks each, more than one.
     """
 
-    number: int
+    firsts: list[int]
     own: Transport
     peers: Transport
-    nested: bool
+
+    @property
+    def number(self) -> int:
+        """Number of nodes."""
+        return len(set(self.firsts))
+
+    @property
+    def nested(self) -> bool:
+        """True if there are several nodes, with the same number of ranks each, more than one."""
+        return self.number > 1 and set(Counter(self.firsts).values()) == {self.own.size} != {1}
 
     @property
     def leaders(self) -> Transport | None:

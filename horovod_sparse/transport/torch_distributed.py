@@ -302,8 +302,7 @@ class TorchTransport(Transport):
         peers = [group[number] for group in groups if len(group) > number]
         self._connection.parts += 1
         of_node, of_peers = self._connection.part(own, f".{own[0]}"), self._connection.part(peers, f".number{number}")
-        nested = len(groups) > 1 and len(own) > 1 and len({len(group) for group in groups}) == 1
-        return Nodes(len(groups), of_node, of_peers, nested)
+        return Nodes([nodes.index(node) for node in nodes], of_node, of_peers)
 
     # Messages between control threads
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from horovod_sparse.kernels import largest_magnitude
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules import BucketContext, SparseVector
 
 _LOG = logging.getLogger("horovod_sparse")
 # What a step may leave in the memory, as a multiple of the largest magnitude in its sums: improved error feedback holds
@@ -27,8 +27,8 @@ class Headroom:
     """Upper bound on a memory's content; decides whether sums could overflow, on this rank or over the ranks.
 
     The bound grows by a generous factor in each step, regardless of the memory. When it gets close to an overflow, the
-    memory is measured and the bound set to its content. This usually happens once in ten to forty steps, as magnitudes
-    are far below the largest float.
+    memory is measured and the bound set to its content. This usually happens once in fifty steps, as magnitudes are far
+    below the largest float.
 
     Args:
         context: The bucket and the rank.
@@ -38,8 +38,7 @@ class Headroom:
     def __init__(self, context: BucketContext, memory: Any) -> None:
         self._context = context
         self._memory = memory
-        self._growth = _GROWTH * context.ranks  # entries returned from the exchange may be sums over a node
-        self._limit = _LARGEST / (_LEVELS * self._growth)
+        self._limit = _LARGEST / (_LEVELS * _GROWTH * context.ranks)
         self._held = 0.0  # bound on the memory's magnitudes; infinity: not known
 
     def suffices(self, largest: float, elements: int, factor: float) -> bool:
@@ -59,7 +58,7 @@ class Headroom:
             if not self._fits(gradients, factor):
                 self._held *= factor  # the step may multiply the memory even if it does not add the gradients
                 return False
-        self._held = self._growth * (factor * self._held + gradients)
+        self._held = _GROWTH * (factor * self._held + gradients)
         return True
 
     def holds(self, magnitude: float) -> bool:
@@ -70,8 +69,13 @@ class Headroom:
         """
         if not magnitude <= self._limit:
             return False
-        self._held = self._growth * magnitude
+        self._held = _GROWTH * magnitude
         return True
+
+    def receives(self, returned: SparseVector) -> None:
+        """Count what an exchange returns to this rank, which may be sums of other ranks' much larger entries."""
+        if returned.values.size:
+            self._held += _GROWTH * largest_magnitude(returned.values)
 
     def _fits(self, gradients: float, factor: float) -> bool:
         return factor * max(self._held, 1.0) + gradients <= self._limit  # false for NaN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from horovod_sparse.rules import BucketContext, Mode, snapshot
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
+
+_LOG = logging.getLogger("horovod_sparse")
 
 
 class Remembering(Pipeline):
@@ -147,6 +150,11 @@ class Remembering(Pipeline):
         before = snapshot(own)
         try:
             mine = {key: value for key, value in state.items() if key in own}
+            if _on_other_nodes(mine.get("collective"), own["collective"]):
+                mine["collective"] = own["collective"]
+                if self._context.rank == 0:
+                    name, bucket = type(self.rules.collective).__name__, self._context.bucket
+                    _LOG.warning("bucket %d: the ranks are on other nodes: %s starts from scratch", bucket, name)
             require_like(mine, own)
             require_finite(mine, "state")
             self._restore(mine)
@@ -192,3 +200,12 @@ class Remembering(Pipeline):
         if mine["collective"]:
             notes.append(f"thresholds and regions of {type(rules.collective).__name__} start from scratch")
         return merged, notes
+
+
+def _on_other_nodes(saved: Any, own: Mapping[str, Any]) -> bool:
+    """Return whether a collective's state was saved by the same number of ranks on other nodes; the same on all ranks.
+
+    A choice was made for their network, and which parts a rank's state has depends on its node.
+    """
+    before, now = (one.get("nodes") if isinstance(one, Mapping) else None for one in (saved, own))
+    return isinstance(before, list) and now is not None and len(before) == len(now) and before != now

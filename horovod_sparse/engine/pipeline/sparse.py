@@ -227,6 +227,7 @@ class SparsePipeline(Remembering):
             selection.norms.returned(accumulator, reduced.returned)
             self._measuring = not selection.norms.note(self.counts)
         selection.close(reduced.returned)
+        self._headroom.receives(reduced.returned)
         self.rules.sparsifier.observe(reduced.total)
         self.steps += 1
         emptied = plain and selection.was_empty and self.rules.remember_nothing

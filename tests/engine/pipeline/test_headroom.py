@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from laws import content, digest, everywhere, same_bits, summed, thorough
-from pipelines import own, run
+from pipelines import own, residual, run
 from rules import LIKE, eighths
 
 from horovod_sparse.collectives import COLLECTIVES
@@ -45,6 +45,7 @@ ONCE = [
 CODES = {"compressor": "quantize"}
 CASES = [
     *((*pair, {}) for pair in ONCE),
+    *(("topk", one, {"keep": 1, **outer}) for one, outer in (("oktopk", {}), ("hierarchical", {"outer": "oktopk"}))),
     *(("topk", one, {"memory": memory}) for one in ("gtopk", "hierarchical") for memory in ("none", "momentum")),
     *(("topk", one, {"memory": memory, **CODES}) for one in ("gtopk", "hierarchical") for memory in COMPRESSED),
     *(("randomk", "shared", {"memory": memory, "saving": 0.01}) for memory in COMPRESSED),
@@ -167,6 +168,23 @@ def test_a_factor_that_would_overflow_the_residual_empties_it(transport):
     assert everywhere(transport, run(pipeline, plain, loss_scale=1e40).any())
     assert everywhere(transport, not pipeline.state_dict()["memory"]["residual"].any())
     assert same_bits(transport, run(pipeline, plain))
+    assert everywhere(transport, finite(pipeline.state_dict()))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("collective", ["oktopk", "hierarchical"])
+def test_what_an_owner_keeps_of_other_ranks_counts(transport, collective):
+    """The last rank, whose gradients are zero, keeps sums of the others; then a loss scale rises by ten orders."""
+    nodes = {"outer": "oktopk", "node_ranks": 1} if collective == "hierarchical" else {}
+    pipeline = build(transport, "topk", collective, keep=1, **nodes)
+    share = SIZE // transport.size // transport.size
+    begin = SIZE - (transport.rank + 1) * share if transport.rank < transport.size - 1 else SIZE
+    gradient = np.zeros(SIZE, np.float32)
+    gradient[begin : begin + share] = 1e30 * np.arange(1, share + 1)[: SIZE - begin]
+    for _ in range(6):
+        run(pipeline, gradient.copy())
+    assert transport.size != 3 or transport.allgather_object(bool(residual(pipeline).any()))[-1]
+    run(pipeline, np.zeros_like(gradient), loss_scale=1e10)
     assert everywhere(transport, finite(pipeline.state_dict()))
 
 

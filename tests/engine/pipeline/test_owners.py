@@ -120,6 +120,31 @@ def test_residuals_of_frozen_parameters_are_kept_until_these_train_again(transpo
     assert everywhere(transport, np.allclose(delivered[300:900], summed(transport, kept), atol=1e-3))
 
 
+def test_what_an_owner_holds_where_only_others_train_survives_dense_steps(transport):
+    """It is delivered with the entries that others send afterwards."""
+    schedule = "schedule=warmup,steps_per_epoch=10,warmup_densities=(0.05,1.0)"
+    pipeline, draw = build(transport, f"{EXACT},tau_partition=1000,{schedule}"), own(transport)
+    end, given, delivered = SIZE // transport.size, np.zeros(SIZE), np.zeros(SIZE)
+
+    def step(gradient, epoch):
+        nonlocal delivered
+        held = end if transport.rank == 0 else 0
+        given[held:] += gradient[held:]
+        delivered += run(pipeline, [(held, gradient[held:])], epoch=epoch)
+
+    for number in range(20):
+        step(eighths(draw, SIZE, 64), number // 10)
+    waits = residual(pipeline)
+    waits = transport.broadcast_object(waits)
+    assert transport.size == 1 or (waits[:end].any() and not waits[end:].any())
+    for begin in range(0, end, 40):
+        gradient = np.zeros(SIZE, np.float32)
+        gradient[begin : begin + 40] = 0.125 * (transport.rank == 1)
+        step(gradient, 2)
+    assert everywhere(transport, not residual(pipeline).any() or transport.size == 1)
+    assert everywhere(transport, np.allclose(delivered, summed(transport, given)) or transport.size == 1)
+
+
 def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send(transport):
     """In DDP, a parameter that a rank does not use takes no part in the step on that rank."""
     pipeline, ranks = build(transport, EXACT), transport.size
