@@ -106,8 +106,8 @@ _LOCAL_FAMILIES = (
     _Family("C9", {"diloco-32-streamed": "streamed"}, (8, -10), "left"),
     _Family("C2", {"local-8-adam": "ours, H = 8", "local-32-adam": "ours, H = 32"}, (8, 6), "left"),
     _Family("C8", {"local-32-adam-streamed": "streamed"}, (8, -10), "left"),
-    _Family("C1", {"local-32-adam-2bit": "2 bits"}, (-8, -10), "right"),
-    _Family("C4", {"sparseloco-32": "SparseLoCo, H = 32"}, (-8, 6), "right"),
+    _Family("C1", {"local-32-adam-2bit": "2 bits"}, (-4, 8), "right"),
+    _Family("C4", {"sparseloco-32": "SparseLoCo, H = 32"}, (0, -20), "center"),
 )
 # Titles of tasks that have another name in the text.
 _TITLES = {"fashion-mnist": "Images: Fashion-MNIST", "stdlib": "Language model: sources of Python's standard library"}
