@@ -10,6 +10,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from horovod_sparse.frontends.eager import eager
+
 # FSDP's private attributes for a factor of the user's; the second one in torch 2.6.
 _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
 # Entries that only the states of these calls' exchanges have.
@@ -106,6 +108,7 @@ def before_backward(model: nn.Module, hook: Callable[[torch.Tensor], None]) -> N
 
 
 def _preceded(hook: Callable[[torch.Tensor], None], prepare: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    @eager
     def both(gradient: torch.Tensor) -> Any:
         hook(gradient)
         return prepare(gradient)
