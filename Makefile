@@ -8,9 +8,9 @@ TORCH ?=
 JOBS ?=
 # World sizes of the tests marked `law` on threads, in addition to 3, which runs every combination: see tests/laws.py.
 LAW_RANKS ?= 1,2,4,5,7,8,16
-# Their world size in `make test-ci`, chosen by the hash of the commit.
+# Their world size in `make test-ci`, chosen by the hash of the commit. 16 would take three times as long as 5.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
-CI_LAW_RANKS ?= $(word $(shell echo $$((0x$(COMMIT) % 6 + 1))),2 4 5 7 8 16)
+CI_LAW_RANKS ?= $(word $(shell echo $$((0x$(COMMIT) % 5 + 1))),2 4 5 7 8)
 # World size of the tests under mpirun in `make test`.
 RANKS ?= 3
 # The tests of `make test`, and the subset under mpirun.
