@@ -19,6 +19,8 @@ _LOG = logging.getLogger("horovod_sparse")
 _GROWTH = 4.0
 # A quantized value is up to this many times its scale.
 _LEVELS = 32768.0
+# How much factors may raise what was received before the memory is measured.
+_RAISE = 64.0
 # Applies to float64 buckets, too: quantization and the wire hold their values as float32.
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -30,6 +32,10 @@ class Headroom:
     memory is measured and the bound set to its content. This usually happens once in fifty steps, as magnitudes are far
     below the largest float.
 
+    The bound leaves out what exchanges return to this rank, which may be sums of other ranks' much larger entries:
+    measuring them would wait for the device in every step. Each of these ranks keeps its own limit, so that they fit
+    until the memory is measured, unless factors raise them a lot before that: then it is measured at once.
+
     Args:
         context: The bucket and the rank.
         memory: The memory of the bucket.
@@ -40,6 +46,8 @@ class Headroom:
         self._memory = memory
         self._limit = _LARGEST / (_LEVELS * _GROWTH * context.ranks)
         self._held = 0.0  # bound on the memory's magnitudes; infinity: not known
+        self._received = False  # whether exchanges have returned anything since the memory was measured
+        self._raised = 1.0  # product of the factors since then
 
     def suffices(self, largest: float, elements: int, factor: float) -> bool:
         """Return whether factor * memory + gradients can be summed; a memory that is too large itself is emptied.
@@ -51,7 +59,9 @@ class Headroom:
         """
         gradients = largest * elements  # bounds the sum of their magnitudes, as a sketch adds them up
         factor = max(factor, 1.0)  # the memory keeps its content if another rank prevents the step
-        if not self._fits(gradients, factor):
+        self._raised *= factor
+        if (self._received and self._raised > _RAISE) or not self._fits(gradients, factor):
+            self._received, self._raised = False, 1.0
             self._held = max((largest_magnitude(array) for array in _arrays(self._memory.state_dict())), default=0.0)
             if not self._fits(0.0, factor):
                 self._empty()
@@ -73,9 +83,8 @@ class Headroom:
         return True
 
     def receives(self, returned: SparseVector) -> None:
-        """Count what an exchange returns to this rank, which may be sums of other ranks' much larger entries."""
-        if returned.values.size:
-            self._held += _GROWTH * largest_magnitude(returned.values)
+        """Note what an exchange returns to this rank."""
+        self._received = self._received or returned.values.size > 0
 
     def _fits(self, gradients: float, factor: float) -> bool:
         return factor * max(self._held, 1.0) + gradients <= self._limit  # false for NaN
