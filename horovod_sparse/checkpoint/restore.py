@@ -67,10 +67,10 @@ def layouts_of(transport: Transport, what: str, model: nn.Module) -> list[str]:
     """Return ``layout_of`` the model on each rank; a collective call."""
     with together(transport, what):
         layout = layout_of(model)
-    return _everyones(transport, layout)
+    return _gathered(transport, layout)
 
 
-def _everyones(transport: Transport, layout: str) -> list[str]:
+def _gathered(transport: Transport, layout: str) -> list[str]:
     with process.communicating(CALL, transport):
         layouts: list[str] = transport.allgather_object(layout)
     return layouts
@@ -86,7 +86,7 @@ def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Mod
     what, rank = f"step {manifest.step} cannot be loaded", transport.rank
     with together(transport, what):
         place, layout = folder.place(manifest.step), layout_of(model)
-    layouts = _everyones(transport, layout)
+    layouts = _gathered(transport, layout)
     content = content_of_rank_0(transport, manifest, place, what) if folder.local else b""
     with together(transport, what):
         shared = read_shared(manifest, place, content)

@@ -163,8 +163,8 @@ def test_the_mean_is_the_element_and_the_variance_is_bounded(bits: int, dtype: A
     distance = np.abs(x / units - np.round(x / units))
     deviation = np.sqrt(distance * (1 - distance)) * units
     room = 5 * deviation / np.sqrt(trials) + 1e-6 * units
-    rounds = 2.0 ** (bits - 26) if dtype == np.float32 else 0  # the quotient
-    assert (np.abs(results.mean(0) - x) < room + (5 / trials + rounds) * units).all()
+    bias = 2.0 ** (bits - 26) if dtype == np.float32 else 0  # from rounding the quotient
+    assert (np.abs(results.mean(0) - x) < room + (5 / trials + bias) * units).all()
     assert (results.var(0) <= units**2 / 4 * (1 + 1e-9)).all()
     assert abs(np.sum(results.var(0)) / np.sum(deviation**2) - 1) < 0.01
 
