@@ -19,7 +19,7 @@ from checkpointing import Training, refusal, reseed, sign
 from laws import everywhere
 from mpi4py import MPI
 from states import same
-from training import wrap
+from training import snapshot, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import CheckpointError, Checkpoints
@@ -165,6 +165,15 @@ def test_a_damaged_checkpoint_is_named_and_an_intact_one_suggested(comm, run, ch
         on_rank_0(comm, lambda: (shutil.rmtree(last), shutil.copytree(folder / "whole", last)))
     assert everywhere(comm, checkpoints.load(**run.states).step == 4)
     assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
+
+
+def test_a_checkpoint_whose_replacement_was_interrupted_is_loaded(comm, run, checkpoints, folder):
+    checkpoints.save(3, **run.states)
+    saved = snapshot(run.model)
+    on_rank_0(comm, lambda: (folder / "step-00000003").rename(folder / "step-00000003.replaced"))
+    run.train(1)
+    assert everywhere(comm, checkpoints.load(**run.states).step == 3)
+    assert everywhere(comm, same(snapshot(run.model), saved))
 
 
 def test_a_file_that_cannot_be_read_on_one_rank_is_not_damaged(comm, run, checkpoints, folder, monkeypatch):
