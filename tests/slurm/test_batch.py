@@ -12,9 +12,12 @@ from processes import Mark
 
 SMALL = {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
 NODES = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
-# The two nodes share a host name, so that Open MPI would look for shared memory between them. Over several interfaces,
-# Open MPI 4.1.8 crashes more often in MPI_Finalize (docs/troubleshooting.md).
-TCP = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
+# The two nodes share a host name, so that Open MPI would look for shared memory between them. Not its own transport for
+# TCP: Open MPI 4.1.8 can crash in MPI_Finalize with it (docs/troubleshooting.md).
+TCP = {
+    **{"OMPI_MCA_pml": "ucx", "OMPI_MCA_pml_ucx_tls": "any", "OMPI_MCA_pml_ucx_devices": "any", "OMPI_MCA_osc": "^ucx"},
+    **{"OMPI_MCA_btl": "self", "UCX_TLS": "self,tcp", "UCX_NET_DEVICES": "lo"},
+}
 DDP = "python examples/train.py --frontend ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
 
 # The signal lets the SLURM be ended; the other method would leave it running.
