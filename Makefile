@@ -87,9 +87,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	  tests/collectives/test_laws.py
 	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
 	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(OF_SHARDS)
-	$(MPITEST) --torchrun --ranks 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
-	$(MPITEST) --torchrun --ranks 4 -- -m '$(OTHERS)' tests/frontends/test_streaming.py \
-	  tests/frontends/test_local_shards.py
+	$(MPITEST) --torchrun --ranks 4 -- -m '$(OTHERS)' tests/frontends/test_local_shards.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
@@ -97,7 +95,7 @@ test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages,
 	$(MPITEST) --ranks 3 --limit 7200 -- -m 'law' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks 1 2 4 --limit 7200 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
-	$(MPITEST) --torchrun --ranks 1 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py \
+	$(MPITEST) --torchrun --ranks 1 3 4 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py \
 	  $(patsubst %,tests/frontends/test_%.py,ddp situations streaming local_shards)
 	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)
 

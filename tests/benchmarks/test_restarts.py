@@ -8,7 +8,7 @@ import launch
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_row_for_a_small_model(tmp_path):
     short = ("--millions", "1", "--kills", "1", "--within", "0", "--seconds", "0", "--device-ms", "10", "--every", "5")

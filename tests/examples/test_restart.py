@@ -46,7 +46,7 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "front_end", ["horovod", "fsdp2", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("ddp", "local"))]
+    "front_end", ["fsdp2", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("horovod", "ddp", "local"))]
 )
 def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
     """Killed after the first step, as a checkpoint is written and as it is read."""

@@ -127,7 +127,8 @@ def test_two_ranks_train_sparse(train: Train, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("front_end", [FULL("horovod"), NIGHTLY("ddp")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
 def test_two_ranks_train_with_mixed_precision(front_end: str, train: Train) -> None:
     settings = ("--frontend", front_end, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5")
     (epoch,) = train(*settings, "--epochs", "1", "--warmup-epochs", "0")["epochs"]

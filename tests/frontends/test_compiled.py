@@ -21,7 +21,10 @@ COMPILED_BACKWARD = {"Horovod": "same", "local": "same", "DDP": OF_TORCH, "FSDP"
 
 @pytest.mark.full
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("front_end", COMPILED_BACKWARD)
+@pytest.mark.parametrize(
+    "front_end",
+    [pytest.param(one, marks=pytest.mark.nightly if one == "local" else ()) for one in COMPILED_BACKWARD],
+)
 def test_compiled_steps_have_the_same_bits(front_end):
     """In programs that import the compiler; the tests themselves have a module in its place (tests/startup)."""
     path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))

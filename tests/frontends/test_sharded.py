@@ -116,15 +116,22 @@ MEMORIES = [
 ]
 
 
+def thirty_steps(comm, shards, compression=None):
+    return trained(comm, shards, compression, steps=30, optimizer=lambda model: sgd(model, momentum=0))[0]
+
+
+@pytest.fixture(scope="module")
+def dense(comm, shards):
+    return thirty_steps(comm, shards)
+
+
 @pytest.mark.parametrize("spec", MEMORIES)
-def test_memories(comm, shards, spec):
+def test_memories(comm, shards, dense, spec):
     """At a density of a half, training follows dense training, and two runs have the same bits."""
     compression = hvs.parse(f"{spec},density=0.5,dense_below=0")
-    how = {"steps": 30, "optimizer": lambda model: sgd(model, momentum=0)}
-    expected, _ = trained(comm, shards, **how)
-    runs = [trained(comm, shards, compression, **how)[0] for _ in range(2)]
+    runs = [thirty_steps(comm, shards, compression) for _ in range(2)]
     assert everywhere(comm, same(*runs))
-    ours, theirs = map(nn.utils.parameters_to_vector, (runs[0], expected))
+    ours, theirs = map(nn.utils.parameters_to_vector, (runs[0], dense))
     distance = float((ours - theirs).norm() / theirs.norm())
     assert everywhere(comm, distance < 0.3), distance
     assert everywhere(comm, comm.Get_size() == 1 or distance > 0)

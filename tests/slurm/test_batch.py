@@ -15,8 +15,13 @@ NODES = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
 # The two nodes share a host name, so that Open MPI would look for shared memory between them. Not its own transport for
 # TCP: Open MPI 4.1.8 can crash in MPI_Finalize with it (docs/troubleshooting.md).
 TCP = {
-    **{"OMPI_MCA_pml": "ucx", "OMPI_MCA_pml_ucx_tls": "any", "OMPI_MCA_pml_ucx_devices": "any", "OMPI_MCA_osc": "^ucx"},
-    **{"OMPI_MCA_btl": "self", "UCX_TLS": "self,tcp", "UCX_NET_DEVICES": "lo"},
+    "OMPI_MCA_btl": "self",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_pml_ucx_devices": "any",
+    "OMPI_MCA_pml_ucx_tls": "any",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_TLS": "self,tcp",
 }
 DDP = "python examples/train.py --frontend ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
 
@@ -140,7 +145,9 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.timeout(400, method="signal")
-@pytest.mark.parametrize(("front_end", "names"), [("horovod", tuple(CONFIGURATIONS)), ("ddp", ("dense", "ours"))])
+@pytest.mark.parametrize(
+    ("front_end", "names"), [("horovod", ("dense", "sorted", "randomk")), ("ddp", ("dense", "ours"))]
+)
 def test_the_published_setup_writes_its_figure_and_table(
     front_end: str, names: tuple[str, ...], cluster: Cluster, tmp_path: Path
 ) -> None:
