@@ -134,6 +134,56 @@ def test_a_backward_pass_after_one_that_failed_is_refused(comm, start, first):
     comm.Barrier()
 
 
+@pytest.mark.parametrize("change", ["cleared", "scaled"])
+@pytest.mark.parametrize("ranks", ["all ranks", "one rank"])
+def test_gradients_changed_before_another_pass_are_refused_on_every_rank(comm, start, change, ranks):
+    training = start(SPARSE)
+    training.backward(0)
+    if ranks == "all ranks" or training.rank == 0:
+        for layer in (training.model.first, training.model.second):
+            layer.weight.grad = None if change == "cleared" else layer.weight.grad / 2
+    if training.exchange._exchange.ranks > 1:
+        with pytest.raises(
+            RuntimeError, match=f"rank {training.rank}: (some gradients .*changed|another rank refuses)"
+        ):
+            training.backward(1)
+    comm.Barrier()
+
+
+def test_a_state_after_a_failed_pass_is_refused(comm, start):
+    """What was exchanged would be missing in it, or still in exchange."""
+    training = start(SPARSE)
+    training.take(0)
+
+    def fail(*_):
+        raise KeyError("of the script")
+
+    training.model.first.register_full_backward_hook(fail)
+    with pytest.raises(KeyError, match="of the script"):
+        training.backward(1)
+    if training.exchange._exchange.ranks > 1:
+        with pytest.raises(
+            RuntimeError, match=f"rank {training.rank}: the last backward pass failed.*from a checkpoint"
+        ):
+            training.exchange.state_dict()
+    comm.Barrier()
+
+
+def test_a_backward_pass_whose_forward_pass_was_before_the_call(comm, shards):
+    """Its gradients are complete, and so is the step."""
+    ends = []
+    for before in (True, False):
+        model = shard(Model(), shards)
+        optimizer, given = sgd(model), gradients(comm.Get_rank(), 0)
+        loss = model(given) if before else None
+        exchange = scattered(model, SPARSE, optimizer)
+        (loss if before else model(given)).backward()
+        optimizer.step()
+        ends.append(full(model))
+        assert everywhere(comm, exchange.statistics().get("total/steps") in (None, 1))
+    assert everywhere(comm, same(*ends))
+
+
 def plain(layers):
     return torch.optim.SGD([layer.weight for layer in layers], 0.1)
 

@@ -11,7 +11,7 @@ import torch
 from front_ends import SHAPES, Model
 from laws import everywhere
 from scattered import EVERYTHING, SPARSE, Given, gradients, held, scattered, some, sparse, summed, trained
-from sharding import full, shard
+from sharding import full, shard, uneven, uneven_loss
 from states import same
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from training import loss_of, mlp, near, settings, sgd, train
 
 import horovod_sparse as hvs
+from horovod_sparse.frontends.base import exchange_of
 from horovod_sparse.frontends.fsdp import scattering
 
 pytestmark = pytest.mark.mpi
@@ -285,6 +286,25 @@ def test_cleared_gradients(comm, shards):
             training.backward(4)
 
 
+def test_gradients_zeroed_in_place_that_some_ranks_hold_no_element_of(comm, shards):
+    """All ranks take them for cleared: the next step is that of a run without them."""
+    ends = []
+    for dropped in (True, False):
+        model = shard(uneven(), shards)
+        optimizers = [sgd(model[:3]), sgd(model[4])]
+        exchange = scattered(model, EVERYTHING, optimizers, undoable=True)
+        for step in range(3):
+            if step == 1 and not dropped:
+                continue
+            uneven_loss(model, comm.Get_rank(), step).backward()
+            for optimizer in optimizers:
+                if step != 1:
+                    optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+        ends.append([full(model), exchange.state_dict()])
+    assert everywhere(comm, same(*ends))
+
+
 def test_passes_before_a_step_must_not_all_be_exchanged_with_momentum(comm, shards):
     training, rank = Given(comm, shards, "topka:memory=momentum", sgd), comm.Get_rank()
     training.backward(0)
@@ -369,6 +389,14 @@ def test_what_is_not_supported_is_refused_by_name_on_every_rank(comm, shards, mo
         refused(comm, "density", shard(mlp(), shards), other)
     monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.set_custom_reduce_scatter")
     refused(comm, r"needs FSDPModule.set_custom_reduce_scatter of torch 2\.9", shard(mlp(), shards))
+
+
+def test_checkpoints_find_the_exchange_of_a_model_on_a_single_rank(comm, meshes_of_group):
+    mesh = init_device_mesh("cpu", (comm.Get_size(), 1), mesh_dim_names=("replicate", "shard"))["shard"]
+    model = shard(mlp(), mesh)
+    optimizer = sgd(model)
+    exchange = scattered(model, SPARSE, optimizer)
+    assert everywhere(comm, exchange_of(model, optimizer) is exchange)
 
 
 def test_the_exchange_lives_as_long_as_the_model(comm, shards):

@@ -60,6 +60,10 @@ class ModelExchange(ExchangingGradients):
         self._reduced: set[Any] = set()  # in the backward pass in progress: what FSDP has reduced
         self._pass = BackwardPass()
 
+    def exchanged_parameters(self) -> Iterable[torch.Tensor]:
+        """Return the parameters whose gradients are exchanged, also on a single rank, which exchanges nothing."""
+        return self._parameters.values()
+
     def _serve(self, model: nn.Module) -> None:
         """Let the model keep this exchange alive, checkpoints of the model find it, and backward passes call it."""
         _exchanges.update(dict.fromkeys(model.modules(), self))
@@ -134,7 +138,7 @@ class ModelExchange(ExchangingGradients):
                 tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
 
     @eager
-    def _backward_begins(self, gradient: torch.Tensor) -> None:
+    def _backward_begins(self, gradient: torch.Tensor | None = None) -> None:
         """Queue the end of the step; called before FSDP changes any gradient, and again later in the pass.
 
         The first call is in the outermost backward pass: reentrant checkpointing runs others inside it.
@@ -143,13 +147,17 @@ class ModelExchange(ExchangingGradients):
         if self._pass.in_progress:
             return
         require_eager_backward()
-        if self._reduced:
-            raise RuntimeError(
-                f"rank {distributed.get_rank()}: the last backward pass failed after gradients of it were exchanged, "
-                "which other ranks may have applied: start again from a checkpoint"
-            )
+        self._require_completed()
         self._begin_pass()
         self._pass.begin(self._backward_ends)
+
+    def _require_completed(self) -> None:
+        """Raise RuntimeError if the last backward pass has exchanged gradients and then failed."""
+        if self._reduced and not self._pass.in_progress:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the last backward pass failed after gradients of it were exchanged, "
+                "which other ranks may have applied: end the program, and start it again from a checkpoint"
+            )
 
     def _begin_pass(self) -> None:
         """Prepare for a backward pass; may raise RuntimeError."""
@@ -184,7 +192,11 @@ class ModelExchange(ExchangingGradients):
         Returns:
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
+
+        Raises:
+            RuntimeError: The last backward pass failed after gradients of it were exchanged.
         """
+        self._require_completed()
         return {**self._place(), **self._exchange.state_dict(copy)}
 
     @abstractmethod

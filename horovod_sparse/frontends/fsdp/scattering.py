@@ -136,7 +136,7 @@ class Unit:
             self._exchange.submit(self, rows, self._sources)
 
     def require_complete(self) -> None:
-        """Raise RuntimeError if the input held gradients of parameters without a hook."""
+        """Raise RuntimeError if the last input held gradients of parameters without a hook."""
         if self._rows is not None:
             self._rows = None
             raise RuntimeError(

@@ -24,9 +24,9 @@ from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
 from horovod_sparse.frontends.fsdp.scattering import Part, Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import hooks_of
+from horovod_sparse.frontends.scaling import by_bucket, factor_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
-from horovod_sparse.frontends.units import check_unit
 
 _NONE = -1  # in place of the number of an optimizer: parameters that are in none
 
@@ -94,7 +94,9 @@ class ShardedExchange(ModelExchange):
         self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
         self._results: list[tuple[Part, torch.Tensor]] = []  # what to add to gradients
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
-        self._delivered: set[int] = set()  # optimizers of which the last exchange has changed gradients of this rank
+        self._alone = False  # whether gradients hold nothing but results of the last exchange
+        self._added: list[Part] = []  # whose gradients have got results of the last exchange
+        self._delivered: set[int] = set()  # optimizers of which these have changed gradients of this rank
         group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
@@ -136,6 +138,7 @@ class ShardedExchange(ModelExchange):
 
     def begin_unit(self, unit: Unit) -> None:
         """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
+        self._backward_begins()  # if the forward pass was before the call of sparse_reduce_scatter
         if unit in self._reduced:
             raise reduced_twice(f"the gradients of {unit.name}")
         if not self._reduced:
@@ -143,6 +146,7 @@ class ShardedExchange(ModelExchange):
             assert model is not None
             self._require_unchanged(model)
             self._settle_last()
+            self._alone = all(p.grad is None for p in self._parameters.values())
         self._reduced.add(unit)
         self._exchange.worker.wait_for_all_but(1)
 
@@ -150,7 +154,8 @@ class ShardedExchange(ModelExchange):
         """Decide about results of the last exchange that no optimizer has applied, for each optimizer.
 
         If its gradients still hold them, this pass adds to them, and they count as applied. If they were cleared, the
-        exchange is undone or, if that is not possible, an error is raised.
+        exchange is undone or, if that is not possible, an error is raised. Unlike ``begin_backward``, all ranks decide
+        together, as a rank may hold no element of an optimizer's parameters.
         """
         worker, momentum = self._exchange.worker, self.compression.replaces_momentum
         for optimizer, hooks in hooks_of(self._exchange).items():
@@ -158,11 +163,12 @@ class ShardedExchange(ModelExchange):
             if hooks.may_hold_momentum:
                 hooks.note_backward(optimizer)
         self._adds = False
-        if not worker.unapplied_buckets():
+        numbers = worker.unapplied_buckets()
+        if not numbers:
             return
         require_known(self._exchange)
         unapplied = {self._optimizer_of(bucket.layout.group) for bucket in worker.step.unapplied}
-        kept = {number for number in unapplied if self._is_kept(number)}
+        kept = self._kept_anywhere(sorted(unapplied), self._scaled(numbers))
         if kept - {_NONE} and (self._exchange.undoable or momentum):
             reason = "momentum would decay twice" if momentum else "a step that is then skipped could not be undone"
             raise RuntimeError(
@@ -178,13 +184,49 @@ class ShardedExchange(ModelExchange):
         """Return the number of the optimizer of a param group; all parameters are one's if none was given."""
         return group % len(self.optimizers) if self.optimizers and group >= 0 else _NONE
 
-    def _is_kept(self, optimizer: int) -> bool:
-        """Return whether gradients of an optimizer's parameters still hold results of the last exchange."""
-        parts = [part for unit in self._units for part in unit.parts.values()]
-        own = [part.p.grad for part in parts if self._optimizer_of(self._exchange.groups[part.key]) == optimizer]
-        gradients = [gradient for gradient in own if gradient is not None]
-        changed = optimizer in self._delivered
-        return bool(gradients) and not (changed and not any(bool(shard_of(one).any()) for one in gradients))
+    def _kept_anywhere(self, optimizers: Sequence[int], scaled: bool) -> set[int]:
+        """Return the optimizers whose gradients hold results of the last exchange; a collective call in a pass.
+
+        Args:
+            optimizers: Numbers of optimizers, the same on every rank.
+            scaled: Whether gradients of this rank were multiplied since the exchange.
+
+        Raises:
+            RuntimeError: Gradients were changed, or only some of an optimizer's were cleared, on any rank.
+        """
+        mesh = next(iter(self._parameters.values())).device_mesh
+        own = [self._traces(number) for number in optimizers]
+        flags = torch.tensor([*own, (scaled,) * 3], dtype=torch.int32, device=mesh.device_type)
+        distributed.all_reduce(flags, group=mesh.get_group())
+        *anywhere, (changed, *_) = flags.tolist()
+        if changed or any(holding and cleared for holding, cleared, _ in anywhere):
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: some gradients were cleared or changed after their exchange, here or "
+                "on another rank, and a backward pass would add to the others before a step of the optimizer: clear "
+                "all of them, or change them only after the last backward pass before the step"
+            )
+        found = zip(optimizers, anywhere, strict=True)
+        return {number for number, (holding, cleared, present) in found if holding or (present and not cleared)}
+
+    def _traces(self, optimizer: int) -> tuple[bool, bool, bool]:
+        """Return what this rank's gradients show of an optimizer's results of the last exchange.
+
+        Whether some gradients hold results, whether some were cleared, and whether there are any: if all results were
+        zeros, or this rank holds no element, they do not show whether they were cleared.
+        """
+        own = [part.p for part in self._added if self._optimizer_of(self._exchange.groups[part.key]) == optimizer]
+        gradients = [shard_of(p.grad) for p in own if p.grad is not None]
+        holding = any(bool(gradient.any()) for gradient in gradients)
+        zeroed = bool(gradients) and not holding and optimizer in self._delivered
+        return holding, zeroed or len(gradients) < len(own), bool(gradients)
+
+    def _scaled(self, numbers: Iterable[int]) -> bool:
+        """Return whether gradients of buckets that hold their last results were multiplied since the exchange."""
+        if not self._alone:
+            return False  # not known
+        buckets = by_bucket(self._exchange.selected)
+        factors = (factor_of(buckets[number], self._exchange.factor) for number in numbers if number in buckets)
+        return any(factor is not None and abs(factor - 1) > 1e-2 for factor in factors)
 
     def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
         """Exchange the gradients of a unit.
@@ -218,20 +260,23 @@ class ShardedExchange(ModelExchange):
 
     def _take_results(self) -> None:
         try:
-            for unit in self._reduced:
-                unit.require_complete()
             with self._exchange.worker.completing():
+                for unit in self._reduced:
+                    unit.require_complete()
                 self._put_missing()
                 shares = self._submit_uses(self._used)
                 self._exchange.worker.wait_for_results()
             for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
                 if share and p.grad is None:  # another rank has a gradient
                     p.grad = torch.zeros_like(p)
+            self._added.clear()
             self._delivered.clear()
             for part, result in self._results:
                 if part.p.grad is None:
                     continue
                 shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[part.key])
+                if shard.numel():
+                    self._added.append(part)
                 shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
                 if optimizer not in self._delivered and shard.any():
                     self._delivered.add(optimizer)
@@ -357,7 +402,5 @@ def sparse_reduce_scatter(
             argument is out of range; or the ranks differ.
     """
     require_sparse(compression, "use fully_shard alone")
-    limits(stall_timeout, stall_abort)
-    check_unit(residual_unit)
     settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
     return ShardedExchange(model, compression, optimizer, *settings)
