@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import launch  # must be imported before MPI starts
@@ -77,6 +78,12 @@ def comm() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture
+def folder(comm: Any, tmp_path: Path) -> Path:
+    """Folder that all ranks share; it does not exist yet."""
+    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
 
 
 @pytest.fixture(scope="session")

@@ -108,12 +108,14 @@ class ScatteredBucket(Bucket):
     def exchange(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> None:
         """Exchange the gradients of a step, and free them: the complete gradients of a model need not fit in memory.
 
-        On a device, the kernels that have read them are done: messages have left since.
+        The result is then the caller's alone. On a device, the kernels that have read the gradients are done: messages
+        have left since.
         """
         try:
             super().exchange(collected, conditions)
         finally:
             collected.gradients[self.key] = collected.gradients[self.key].new_empty(0)
+            self._result = self._result.new_empty(0)
 
 
 def _merged(columns: Sequence[Columns]) -> list[Columns]:

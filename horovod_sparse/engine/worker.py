@@ -299,13 +299,22 @@ class Worker:
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
         self._exposed = exposed / 1e9 if on_host else 0.0
 
-    def wait_for_all_but(self, last: int) -> None:
+    def wait_for_all_but(self, last: int) -> Sequence[Bucket]:
         """Wait until all but the last of the buckets that were started are exchanged.
 
         It limits the gradients that are in memory at a time where buckets free theirs after the exchange.
+
+        Returns:
+            The buckets whose results the caller's stream may read; none after an error, which the end of the step
+            raises.
         """
-        for bucket in self.buckets[: max(0, self.step.started - last)] if self.step.active else ():
+        buckets = self.buckets[: max(0, self.step.started - last)] if self.step.active else []
+        for bucket in buckets:
             bucket.collected.done.result()
+        if self.step.error is not None:
+            return []
+        self._follow()
+        return buckets
 
     def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> Callable[[], None]:
         """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.

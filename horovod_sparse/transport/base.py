@@ -236,22 +236,8 @@ class Transport(ABC):
         self.traffic.both(others * mine.nbytes, others * mine.nbytes, others.bit_length())
         return everyones
 
-    def begin_allgather(self, row: Array) -> Callable[[], Array]:
-        """Start to gather an array of the same length from all ranks, while other messages are exchanged. Collective.
-
-        All ranks start their operations in the same order. The round is not counted in ``traffic``, as with
-        ``begin_allreduce``.
-
-        Args:
-            row: One-dimensional array on the host; copied.
-
-        Returns:
-            Function that waits for the other ranks and returns the rows, in rank order [size, length].
-        """
-        return Request(self._rows(row, waits=False)).wait
-
     def _rows(self, row: Array, waits: bool) -> Callable[[], Array]:
-        """Gather as ``begin_allgather``, or at once; the caller has to keep what is returned until it was called."""
+        """Gather an array of the same length from all ranks; the caller keeps what is returned until it was called."""
         rows = np.empty((self.size, row.size), row.dtype)
         rows[self.rank] = row
         if self.size == 1:

@@ -88,11 +88,6 @@ class TorchTransport(Transport):
         """
         return cls(_Connection(members, job().name_of(members)))
 
-    @classmethod
-    def of_job(cls) -> TorchTransport:
-        """Return a transport of all ranks of the job, as ``of``, for which the ranks need not call this together."""
-        return cls(_Connection(range(job().size), "job"))
-
     def connect(self) -> TorchTransport:
         """Connect all ranks, and return this transport. A collective operation."""
         if self.size > 1:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from checkpointing import Training
 
 from horovod_sparse.checkpoint import Checkpoints
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from checkpointing import refusal
 from laws import everywhere, same_bits
 from torch import nn
 
-from horovod_sparse.checkpoint import CheckpointError, Checkpoints, Training, store, training
+from horovod_sparse.checkpoint import Checkpoints, Training, store, training
 from horovod_sparse.checkpoint.folder import Folder
 
 pytestmark = pytest.mark.mpi
@@ -437,8 +437,3 @@ def test_torchruns_restarts_need_a_new_store(hvd, comm, folder, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(RuntimeError, match="start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         Run(folder, comm.Get_rank())
-
-
-def test_the_error_names_the_intact_step():
-    assert CheckpointError("damaged", 3).intact == 3
-    assert CheckpointError("damaged").intact is None

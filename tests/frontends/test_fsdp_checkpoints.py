@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from checkpointing import refusal
@@ -52,12 +50,6 @@ class Run:
 
     def bits(self):
         return [full(self.model), self.exchange.state_dict(), [shard_of(one) for one in self.moments()]]
-
-
-@pytest.fixture
-def folder(group, comm, tmp_path):
-    """One folder for all ranks."""
-    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
 
 
 def most(comm):

@@ -11,7 +11,6 @@ from laws import everywhere
 from sharding import full, shard, uneven, uneven_loss
 from states import same
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
@@ -25,15 +24,6 @@ pytestmark = pytest.mark.mpi
 FULL = pytest.mark.full
 DTYPES = [torch.float32, torch.bfloat16, *(pytest.param(one, marks=FULL) for one in (torch.float16, torch.float64))]
 SIZES = {8: 256, 4: 64}  # values of a block by their bits
-
-
-@pytest.fixture(scope="module")
-def shards(group, comm):
-    """A mesh of all ranks, each of which holds a shard."""
-    from torch.distributed.tensor import debug
-
-    debug._clear_sharding_prop_cache()  # has meshes that are equal, but of a process group that is gone
-    return init_device_mesh("cpu", (comm.Get_size(),))
 
 
 def rounded_model(model, mesh, bits=8, **of_fsdp):

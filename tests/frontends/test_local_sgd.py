@@ -43,11 +43,6 @@ def inner(model, kind, **more):
     return kind(model.parameters(), lr=0.05, **more)
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    return comm.bcast(tmp_path)
-
-
 class Training:
     """Dropout, batch normalization, a schedule, and a loss scale that grows, and overflows on one rank."""
 

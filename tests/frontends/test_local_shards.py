@@ -27,11 +27,6 @@ every_stream = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    return comm.bcast(tmp_path)
-
-
 def meshes(comm):
     """Return the grids that use all ranks, with two replicas or more; each rank has a part of each."""
     ranks = comm.Get_size()

@@ -66,7 +66,7 @@ def test_passes_that_accumulate_are_one_step_and_nothing_is_lost(hvd, group, com
 
 
 @either
-def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, comm, kind):
+def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, comm, caplog, kind):
     """The decisions of a run without them are repeated by a run with them, with the same bits."""
     rank, results = comm.Get_rank(), []
     for skipped in ([], [1, 4, 9]):
@@ -82,6 +82,7 @@ def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, 
             scaler.update(new_scale=1024.0)
         check_decisions(comm, one.exchange)
         assert agree(comm, snapshot(one.module))
+        assert everywhere(comm, all(p.isfinite().all() for p in one.module.parameters()))
         results.append([schedule["steps"] for schedule in decided(one.exchange)])
     assert everywhere(comm, results[0] == results[1])
 
@@ -132,6 +133,7 @@ def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, t
             one = begin(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
             results.append(train(one.optimizer, one.model, comm.Get_rank(), range(20)))
             comm.Barrier()  # rank 0 has written all decisions
+            assert comm.bcast(one.exchange.statistics().get("total/decisions", 0)) == (kind == first)
         assert everywhere(comm, same(*results[-2:]))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from laws import everywhere
-from training import agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
+from training import agree, loss_of, mlp, settings, snapshot, train, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse import metrics
@@ -91,25 +91,6 @@ def test_gravac_decides_once_for_all_buckets_also_for_those_that_come_later(hvd,
     assert agree(comm, snapshot(model))
 
 
-def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
-    """Of a step that is skipped nothing remains, its time included; every rank has the same bits in the end."""
-    model, rank = mlp(), comm.Get_rank()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    compression = hvs.Compression.recommended(trial_steps=8, trial=2, rounded=False, densities=(1, 0.05), dense_below=0)
-    with caplog.at_level(logging.INFO, "horovod_sparse"):
-        optimizer = wrap(model, compression, sgd(model), grad_scaler=scaler)
-        for step in range(40):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, step) * (torch.inf if step in (3, 6) and rank == 0 else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    decided = [message for message in caplog.messages if message.startswith("chose density ")]
-    assert everywhere(comm, len(decided) == (rank == 0 and comm.Get_size() > 1))
-    assert agree(comm, snapshot(model))
-    assert everywhere(comm, all(p.isfinite().all() for p in model.parameters()))
-
-
 @pytest.mark.parametrize("slow", ["exchange", "computing"])
 def test_local_steps_are_proposed_where_the_exchange_takes_most_of_a_step(hvd, comm, caplog, monkeypatch, slow):
     exchange = Bucket.exchange
@@ -148,25 +129,3 @@ def test_only_the_clock_of_the_host_measures_what_is_exposed(hvd, comm):
         worker.finish()
         found.append(worker._exposed)
     assert everywhere(comm, found == [0.5, 0.0])
-
-
-def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_path):
-    if comm.Get_size() == 1:
-        return  # one rank decides nothing, and records nothing
-    path = str(comm.bcast(tmp_path) / "decisions.jsonl")
-    settings = {"collective": "topka", "dense_below": 0, "trial": 2, "trial_steps": 10, "densities": (1, 0.2, 0.05)}
-    ends = []
-    for option in ("record", "decisions"):
-        model = mlp()
-        compression = hvs.Compression.recommended(**settings, **{option: path})
-        optimizer = wrap(model, compression, sgd(model, momentum=0.9))
-        for step in range(40):
-            optimizer.zero_grad()
-            loss_of(model, comm.Get_rank(), step).backward()
-            optimizer.step()
-        comm.Barrier()  # rank 0 has written all decisions
-        ends.append(snapshot(model))
-        decided = optimizer.statistics().get("total/decisions", 0)
-        assert comm.bcast(decided) == (option == "record")
-    assert everywhere(comm, all(torch.equal(*pair) for pair in zip(*ends, strict=True)))
-    assert agree(comm, ends[1])

@@ -41,11 +41,6 @@ STREAMS = {
 every_stream = pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    return comm.bcast(tmp_path)
-
-
 class Reference:
     """The same algorithm as one would write it with a dense allreduce: H = 4."""
 

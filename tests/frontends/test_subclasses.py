@@ -46,10 +46,6 @@ class Collecting(torch.optim.AdamW):
         return super()._init_group(*arguments)
 
 
-class Plain(torch.optim.AdamW):
-    pass
-
-
 def counted(step):
     @functools.wraps(step)
     def counting(self, *arguments, **settings):

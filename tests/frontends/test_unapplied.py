@@ -57,23 +57,6 @@ def moved(training):
     return sum(training.moved().values())
 
 
-@of_ddp
-@pytest.mark.parametrize("name", COMPRESSIONS)
-def test_exchanged_gradients_that_are_cleared_leave_no_trace(front_end, name):
-    ends = []
-    for dropped in (False, True):
-        training = made(front_end, name, undoable=True)
-        for step in range(12):
-            if dropped and step % 3 == 1:
-                exchange(training, 1000 + step, scale=100.0)
-                training.zero_grad()
-            with exchange(training, step):
-                training.step()
-            training.zero_grad()
-        ends.append(training.parameters())
-    assert front_end.everywhere(same(*ends))
-
-
 @pytest.mark.parametrize("kind", ["DDP", "FSDP"])
 def test_an_optimizer_that_was_not_given_is_found_by_its_steps(comm, group, kind):
     """An update by hand is no step of an optimizer: every exchange then counts."""

@@ -160,28 +160,13 @@ def test_integers_are_gathered_in_rank_order_and_channels_count_their_own_traffi
     assert other.traffic.bytes_sent == 0
 
 
-def test_rows_are_gathered_in_rank_order_while_other_messages_are_exchanged(transport):
-    channel, rank, ranks = transport.channel(), transport.rank, transport.size
-    row = np.full(5000, rank, np.int32)
-    wait, empty = channel.begin_allgather(row), channel.begin_allgather(row[:0])
-    row[:] = -1  # copied
-    sums = transport.allreduce(np.full(20_000, 1.0, np.float32))
-    rows = wait()
-    assert everywhere(transport, (sums == ranks).all() and rows.shape == (ranks, 5000) and rows.dtype == np.int32)
-    assert everywhere(transport, (rows == np.arange(ranks)[:, None]).all() and empty().shape == (ranks, 0))
-    assert everywhere(transport, channel.traffic.rounds == 0)  # the caller knows whether it waits for them alone
-    assert everywhere(transport, (channel.traffic.bytes_sent > 0) == (ranks > 1))
-
-
 def check_that_waits_take_any_order(transport, seed):
-    """Start gatherings and short sums; wait for some before and for some after messages that ranks wait for at once."""
+    """Start short sums; wait for some before and for some after messages that ranks wait for at once."""
     channel, rank, ranks = transport.channel(), transport.rank, transport.size
     begun, expected = [], []
     for number in range(3):
-        begun.append(channel.begin_allgather(np.full(5, 10 * number + rank, np.int32)))
         begun.append(channel.begin_allreduce(np.arange(4) + number).wait)
         begun.append(channel.begin_allreduce(np.full(3, rank + 0.5, np.float32)).wait)
-        expected.append([[10 * number + other] * 5 for other in range(ranks)])
         expected.append([ranks * (i + number) for i in range(4)])
         expected.append([sum(other + 0.5 for other in range(ranks))] * 3)
     order = np.random.default_rng([seed, rank]).permutation(len(begun)).tolist()
@@ -209,14 +194,14 @@ def test_on_many_ranks_too_they_are_waited_for_in_any_order(transport, seed, man
 
 
 def test_abandoned_gatherings_keep_their_arrays_alive(transport):
-    wait = transport.begin_allgather(np.arange(50))
+    wait = base.Request(transport._rows(np.arange(50), waits=False)).wait
     cells = wait.__self__._finish.__closure__
     rows = next(cell.cell_contents for cell in cells if isinstance(cell.cell_contents, np.ndarray))
     kept = weakref.ref(rows)
     del wait, rows, cells
     gc.collect()
     assert everywhere(transport, kept() is not None)
-    last = transport.begin_allgather(np.arange(5))
+    last = base.Request(transport._rows(np.arange(5), waits=False)).wait
     kept = weakref.ref(last())
     del last
     gc.collect()

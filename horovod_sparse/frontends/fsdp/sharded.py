@@ -68,7 +68,8 @@ class ShardedExchange(ModelExchange):
 
     FSDP calls each unit's reduce-scatter as soon as the backward pass has left the unit, and then the hooks of the
     parameters whose gradients it holds. The unit returns zeros, and submits what it got when the last hook was called.
-    The end of ``backward()`` waits for the results, and adds them to the gradients.
+    Results are added to the gradients as they arrive, so that they need no memory together; the end of ``backward()``
+    waits for the last ones.
     """
 
     call = "sparse_reduce_scatter"
@@ -92,7 +93,7 @@ class ShardedExchange(ModelExchange):
         self._units: list[Unit] = []
         self._members: list[Member] = []
         self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
-        self._results: list[tuple[Part, torch.Tensor]] = []  # what to add to gradients
+        self._results: dict[str, list[tuple[Part, torch.Tensor]]] = {}  # what to add to gradients, by the bucket's key
         self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
         self._alone = False  # whether gradients hold nothing but results of the last exchange
         self._added: list[Part] = []  # whose gradients have got results of the last exchange
@@ -147,8 +148,12 @@ class ShardedExchange(ModelExchange):
             self._require_unchanged(model)
             self._settle_last()
             self._alone = all(p.grad is None for p in self._parameters.values())
+            self._added.clear()
+            self._delivered.clear()
         self._reduced.add(unit)
-        self._exchange.worker.wait_for_all_but(1)
+        # In FSDP's stream of reduce-scatters, in which it has set the gradients of the units before.
+        for bucket in self._exchange.worker.wait_for_all_but(1):
+            self._add_results(bucket.layout.keys)
 
     def _settle_last(self) -> None:
         """Decide about results of the last exchange that no optimizer has applied, for each optimizer.
@@ -250,13 +255,13 @@ class ShardedExchange(ModelExchange):
     def _put_small(self, part: Part, rows: torch.Tensor, hold: bool = False) -> None:
         """Exchange a parameter that is sent dense."""
         self._exchange.worker.put(part.key, rows, hold)
-        self._results.append((part, rows[self._exchange.transport.rank]))
+        self._results[part.key] = [(part, rows[self._exchange.transport.rank])]
 
     def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
         """Exchange a bucket with a selection; results without a gradient here take momentum back."""
         result = self._exchange.put(key, rows, columns)
         own = [part for part in unit.parts.values() if part.key == key]
-        self._results += [(part, result[part.place : part.place + part.width]) for part in own]
+        self._results[key] = [(part, result[part.place : part.place + part.width]) for part in own]
 
     def _take_results(self) -> None:
         try:
@@ -269,23 +274,30 @@ class ShardedExchange(ModelExchange):
             for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
                 if share and p.grad is None:  # another rank has a gradient
                     p.grad = torch.zeros_like(p)
-            self._added.clear()
-            self._delivered.clear()
-            for part, result in self._results:
-                if part.p.grad is None:
-                    continue
-                shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[part.key])
-                if shard.numel():
-                    self._added.append(part)
-                shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
-                if optimizer not in self._delivered and shard.any():
-                    self._delivered.add(optimizer)
+            self._add_results(list(self._results))
             if self._adds:  # no gradient is what was delivered last
                 for bucket in self._exchange.worker.buckets:
                     bucket.pipeline.sample = None
         finally:
             self._results.clear()
             self._used.clear()
+
+    def _add_results(self, keys: Iterable[str]) -> None:
+        """Add results to the gradients that there are, and free them."""
+        for key in keys:
+            waiting = []  # another rank may have a gradient, which the end of the pass shows
+            for part, result in self._results.pop(key, ()):
+                if part.p.grad is None:
+                    waiting.append((part, result))
+                    continue
+                shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[key])
+                shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
+                if shard.numel():
+                    self._added.append(part)
+                if optimizer not in self._delivered and shard.any():
+                    self._delivered.add(optimizer)
+            if waiting:
+                self._results[key] = waiting
 
     def _put_missing(self) -> None:
         """Submit what this backward pass has not reduced here; its residuals on this rank are kept for later steps."""
