@@ -212,13 +212,17 @@ class Sharded:
 
 
 def fully_sharded(model: nn.Module) -> None:
-    """Shard a transformer of ``stdlib`` over all ranks, layer by layer; it computes and reduces in bfloat16."""
+    """Shard a transformer of ``stdlib`` over all ranks, layer by layer; it computes and reduces in bfloat16.
+
+    The loss is computed in float32: a sum in bfloat16 would round a perplexity to steps of 0.4 %.
+    """
     if not distributed.is_initialized():
         hvs.ddp.init_process_group("gloo")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     layers: Any = model.get_submodule("layers.layers")
-    for part in (*layers, model):
-        fully_shard(part, mp_policy=policy)
+    for layer in layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32))
 
 
 Exchange = Exchanged | PowerSGD | Sharded

@@ -306,7 +306,7 @@ def _local(bits: int, percent: int, steps: int) -> Run:
 
 # Published methods of local steps and ours, and the preset in every step at about their bytes. Rates were the best on a
 # held-out tenth of the training part, as above: factors on the task's peak learning rate, and rates of the outer step.
-_DILOCO, _MEAN = (0.7, 0.9), (1.0, 0.0)
+_MEAN = (1.0, 0.0)
 _ENTRIES = "topka:density=0.03,indices=coded,wire="
 
 
@@ -341,9 +341,9 @@ _LOCO = starmap(
         ("local-32-adam", f"{_ENTRIES}log4", 32, _MEAN, 5.1),
         ("local-32-adam-2bit", f"{_ENTRIES}fitted2", 32, _MEAN, 5.1),
         ("local-32-adam-streamed", f"{_ENTRIES}log4", 32, _MEAN, 5.1, "adam", 8),
-        ("muloco-32", "dense", 32, _DILOCO, 1, "muon"),
-        ("muloco-32-2bit", "dense:wire=fitted2", 32, _DILOCO, 1, "muon"),
-        ("local-32-muon", f"{_ENTRIES}log4", 32, _MEAN, 1, "muon"),
+        ("muloco-32", "dense", 32, (0.2, 0.9), 1, "muon"),
+        ("muloco-32-2bit", "dense:wire=fitted2", 32, (0.2, 0.9), 1, "muon"),
+        ("local-32-muon", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
     ),
 )
 
