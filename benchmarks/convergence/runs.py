@@ -75,7 +75,7 @@ _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
 _BOTH_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM}
 _DGC: dict[str, Any] = {"optimizer": "memory"}
-# 2.25 was the best of three learning rates for FSDP2, and for each compression with parameters in 16 bits.
+# 2.25 was the best learning rate of those tried for FSDP2 and for each compression, with parameters in 16 bits.
 _FSDP: dict[str, Any] = {"optimizer": "adam", "baseline": FSDP, "tasks": (STDLIB,), "rate": 2.25}
 _SHARDED = "topka:indices=coded,wire=log8,density="
 # Four times the steps show whether runs that are behind catch up.

@@ -46,7 +46,7 @@ SUMMARIES: dict[str, tuple[str, ...]] = {
         "randomblock-none-4x",
         "randomblock-4x",
     ),
-    "Fully sharded": ("fsdp2", "sharded-4%", "sharded-4%-8bit", "sharded-4%-4bit"),
+    "Fully sharded": ("fsdp2", "sharded-recommended-4%-8bit", "sharded-4%-8bit"),
     "Local steps": (
         "local-1-1%-32bit",
         "local-8-1%-32bit",
