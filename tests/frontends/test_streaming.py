@@ -182,6 +182,24 @@ def test_a_checkpoint_in_a_round_and_in_a_transfer_resumes_with_the_same_bits(co
     assert everywhere(comm, same(train(resumed, fresh, rank, range(step, 30)), straight))
 
 
+@every_stream
+def test_loading_the_own_state_changes_nothing(comm, stream):
+    """Though ``state_dict`` returns, as torch's does, no copies."""
+
+    def walk(*, load):
+        model = mlp()
+        optimizer = wrap_local(model, EVERYTHING, outer=hvs.OuterSGD(), **stream)
+        train(optimizer, model, comm.Get_rank(), range(4))
+        optimizer.synchronize()
+        if load:
+            optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, model, comm.Get_rank(), range(4, 9))
+        optimizer.synchronize()
+        return snapshot(model)
+
+    assert everywhere(comm, same(walk(load=True), walk(load=False)))
+
+
 def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)

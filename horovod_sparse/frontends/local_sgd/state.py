@@ -138,9 +138,9 @@ class LocalState:
             common, velocity = entry.pop(_COMMON, None), entry.pop(_VELOCITY, None)
             fragment.velocity.pop(p, None)  # of what was trained before loading
             if velocity is not None:
-                fragment.velocity[p] = shard_of(velocity)
+                fragment.velocity[p] = shard_of(velocity).clone()  # torch loads tensors without a copy
             if common is not None and moved:
-                fragment.common[p] = shard_of(common)
+                fragment.common[p] = shard_of(common).clone()  # state_dict() may have returned the parameter itself
                 fragment.apart.add(p)
             if p in state and not entry:
                 del state[p]
