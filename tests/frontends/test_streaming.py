@@ -200,6 +200,24 @@ def test_loading_the_own_state_changes_nothing(comm, stream):
     assert everywhere(comm, same(walk(load=True), walk(load=False)))
 
 
+@every_stream
+def test_a_parameter_that_is_frozen_with_its_gradient_stays_common(comm, stream):
+    """By momentum and decay it moves on, on each rank by something else."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, torch.optim.AdamW(model.parameters(), lr=0.02), **stream)
+    train(optimizer, model, rank, range(4))
+    optimizer.synchronize()
+    before = snapshot(model)[0]
+    model[0].weight.requires_grad_(requires_grad=False)
+    for step in range(4, 9):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert everywhere(comm, not same(before, snapshot(model)[0]))
+
+
 def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)

@@ -86,9 +86,12 @@ class Fragment:
         self.exchange.place(p for p in names if p.requires_grad)
 
     def before_step(self) -> None:
-        """Save the common parameters; to be called before each step."""
+        """Save the common parameters; to be called before each step.
+
+        A frozen parameter that still has a gradient is moved by optimizers of torch.
+        """
         for p in self.names:
-            if p.requires_grad and p not in self.apart:
+            if p not in self.apart and (p.requires_grad or p.grad is not None):
                 self.save(p)
 
     def save(self, p: torch.Tensor) -> None:
