@@ -218,6 +218,18 @@ def test_a_parameter_that_is_frozen_with_its_gradient_stays_common(comm, stream)
     assert everywhere(comm, not same(before, snapshot(model)[0]))
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_what_is_in_flight_counts_once_when_a_round_becomes_shorter_than_its_delay(comm, alpha):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, None, sgd(model, lr=1.0, momentum=0), delay=3, alpha=alpha)
+    train(optimizer, model, rank, range(4), Given.loss)
+    optimizer.local_steps = 1
+    train(optimizer, model, rank, range(4, 9), Given.loss)
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert conserved(comm, model, optimizer, model.total(rank, *range(9)), 0.02)
+
+
 def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)

@@ -155,6 +155,7 @@ class Fragment:
     @torch.no_grad()
     def start(self) -> None:
         """Begin an exchange that local steps overlap; the other ranks must do so after the same step."""
+        self.finish()  # one that is not due yet, if the round has become shorter
         given, stepped, exchange = self._given(), self.stepped, self.exchange
         starts = {p: shard_of(p.detach()).clone() for p in given}
         differences = {p: self._base_of(p) - start for p, start in starts.items()}
