@@ -194,6 +194,21 @@ def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm,
         assert everywhere(comm, comm.Get_size() > 1 or same(theirs, snapshot(fresh)))
 
 
+@pytest.mark.parametrize("end", ["synchronize", "join"])
+@pytest.mark.parametrize("stream", [{"delay": 1}, {"fragments": 2, "alpha": 0.5}], ids=str)
+def test_a_loaded_state_of_rank_0_is_common_if_the_first_call_is_an_exchange(hvd, comm, stream, end):
+    """Without the steps of rank 0 since its last exchange, which all ranks would otherwise give."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, **stream)
+    train(optimizer, model, rank, range(7))
+    states = comm.bcast(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+    common = [entry["common_parameter"].clone() for entry in states[1]["state"].values()]
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    optimizer.synchronize() if end == "synchronize" else hvd.join()
+    assert everywhere(comm, same(snapshot(model), common) and optimizer.local_step == 0)
+
+
 def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
     model = mlp()
     optimizer, plain = wrap_local(model, None, inner(model, **ADAM)), inner(model, **ADAM)

@@ -57,7 +57,8 @@ class _Local(Exchanging, torch.optim.Optimizer):
             closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
-        self._local_state.before_step()
+        self._local_state.begin()
+        self._exchange.before_step()
         result = None
         if not overflowed(self):
             _unscale(self)
@@ -79,6 +80,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         A collective call: other ranks must call it, too. Without fragments, delay and alpha, they may also complete
         their round. Call it before an evaluation, and at the end of training unless the parameters are the same then.
         """
+        self._local_state.begin()
         self._exchange.end()
         self._local_state.local_step = 0
 
@@ -122,6 +124,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         return self._local_state
 
     def _join(self) -> Callable[[], None]:
+        self._local_state.begin()
         wait = self._exchange.join()
 
         def ended() -> None:

@@ -53,7 +53,7 @@ class LocalState:
         self._rounds = rounds
         self._momentum = momentum
         self._grad_scaler = grad_scaler
-        self._restarts = False  # whether a loaded state lacks what ranks other than the one that saved it need
+        self._begins_from_common = False  # as a loaded state lacks what other ranks than the one that saved it need
         self.local_step = self.local_step  # writes the key into every param group
 
     @property
@@ -93,13 +93,12 @@ class LocalState:
         """Note a step of the user's class, including the one with which Horovod initializes state."""
         self.has_state = True
 
-    @torch.no_grad()
-    def before_step(self) -> None:
-        """Prepare a step: begin again from the common parameters if the state of another rank was loaded."""
-        if self._restarts:
+    def begin(self) -> None:
+        """Prepare a step or an exchange: begin from the common parameters if the state of another rank was loaded."""
+        if self._begins_from_common:
             self._restart()
-        self._rounds.before_step()
 
+    @torch.no_grad()
     def _restart(self) -> None:
         for p, _, fragment in self._rounds.parameters():
             if p in fragment.apart:
@@ -107,7 +106,7 @@ class LocalState:
         for fragment in self.fragments:
             fragment.mark_common()
         self.local_step = self._rounds.next = 0
-        self._restarts = False
+        self._begins_from_common = False
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
         """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
@@ -145,7 +144,7 @@ class LocalState:
             if p in state and not entry:
                 del state[p]
         self._rounds.next = schedule.due(self.local_step, self._own.local_steps)
-        self._restarts = schedule.keeps_own
+        self._begins_from_common = schedule.keeps_own
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return copies of this rank's residuals, and of its parameters and optimizer after the local steps.
@@ -155,6 +154,7 @@ class LocalState:
         Args:
             copy: Copies an array of the exchange to the host.
         """
+        self.begin()
         self._rounds.settle()
         own = self._plain.state_dict()
         entries = {
