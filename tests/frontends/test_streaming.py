@@ -230,6 +230,19 @@ def test_what_is_in_flight_counts_once_when_a_round_becomes_shorter_than_its_del
     assert conserved(comm, model, optimizer, model.total(rank, *range(9)), 0.02)
 
 
+@every_stream
+def test_what_a_step_has_moved_before_it_failed_is_exchanged(comm, stream):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0), **stream)
+    hook = optimizer.register_step_post_hook(lambda *_: {}["missing"])
+    with pytest.raises(KeyError, match="missing"):
+        train(optimizer, model, rank, [0], Given.loss)
+    hook.remove()
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert conserved(comm, model, optimizer, model.total(rank, 0))
+
+
 def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)

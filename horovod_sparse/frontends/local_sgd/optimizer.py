@@ -62,9 +62,9 @@ class _Local(Exchanging, torch.optim.Optimizer):
         result = None
         if not overflowed(self):
             _unscale(self)
-            result = plain(self).step(closure)
             for fragment in self._exchange.fragments:
-                fragment.stepped = True
+                fragment.stepped = True  # before a step that may fail after it has moved parameters
+            result = plain(self).step(closure)
         self._local_state.local_step = self._exchange.advance(self._local_state.local_step + 1, self.local_steps)
         return result
 
