@@ -81,7 +81,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         their round. Call it before an evaluation, and at the end of training unless the parameters are the same then.
         """
         self._local_state.begin()
-        self._exchange.end()
+        self._exchange.end(self._local_state.begun)
         self._local_state.local_step = 0
 
     @property
@@ -125,7 +125,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     def _join(self) -> Callable[[], None]:
         self._local_state.begin()
-        wait = self._exchange.join()
+        wait = self._exchange.join(self._local_state.begun)
 
         def ended() -> None:
             wait()

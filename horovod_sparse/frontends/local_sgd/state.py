@@ -89,6 +89,14 @@ class LocalState:
         for group in self._groups:
             group[_LOCAL_STEP] = steps
 
+    @property
+    def begun(self) -> int:
+        """Number of fragments whose exchange has begun in this round.
+
+        It follows from ``local_step`` alone, which Horovod's broadcasts set on other ranks than the one that loads.
+        """
+        return self._rounds.schedule.due(self.local_step, self._own.local_steps)
+
     def note_state(self, *_: object) -> None:
         """Note a step of the user's class, including the one with which Horovod initializes state."""
         self.has_state = True
@@ -105,11 +113,17 @@ class LocalState:
                 shard_of(p.detach()).copy_(fragment.common[p])
         for fragment in self.fragments:
             fragment.mark_common()
-        self.local_step = self._rounds.next = 0
+        self.local_step = 0
         self._begins_from_common = False
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
+        """Add the common parameters and the outer momentum to an optimizer's ``state_dict``.
+
+        If a load of it begins from the common parameters, it begins a round.
+        """
+        if self._rounds.schedule.keeps_own:
+            for group in state["param_groups"]:
+                group[_LOCAL_STEP] = 0
         self._rounds.settle()
         index = {p: number for number, p in enumerate(self._parameters())}
         for p, _, fragment in self._rounds.parameters():
@@ -143,7 +157,6 @@ class LocalState:
                 fragment.apart.add(p)
             if p in state and not entry:
                 del state[p]
-        self._rounds.next = schedule.due(self.local_step, self._own.local_steps)
         self._begins_from_common = schedule.keeps_own
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
@@ -215,13 +228,10 @@ class LocalState:
             )
         for fragment, buckets in zip(self.fragments, self._divide(state), strict=True):
             fragment.exchange.load_state_dict({"buckets": buckets})
-        own = "optimizer" in state
-        steps, following = self.local_step, self._rounds.next
         self._restart()  # the model has loaded what rank 0 had moved to
-        if not own:
+        if "optimizer" not in state:
             return
-        self.local_step, self._rounds.next = steps, following
-        self._load_optimizer(state["optimizer"])
+        self._load_optimizer(state["optimizer"])  # with the place in the round
         for fragment, saved_one in zip(self.fragments, state["fragments"], strict=True):
             self._load_fragment(fragment, saved_one)
         if self._grad_scaler is not None and state["scaler"] is not None:
