@@ -230,6 +230,19 @@ def test_what_is_in_flight_counts_once_when_a_round_becomes_shorter_than_its_del
     assert conserved(comm, model, optimizer, model.total(rank, *range(9)), 0.02)
 
 
+@pytest.mark.parametrize("stream", [STREAMS["today's round"], STREAMS["delay"]], ids=["round", "delay"])
+def test_parameters_that_join_later_with_different_values_are_reported(comm, stream):
+    rank, model = comm.Get_rank(), mlp()
+    late = torch.nn.Parameter(torch.full((3,), float(rank)))
+    optimizer = wrap_local(model, EVERYTHING, **stream)
+    train(optimizer, model, rank, range(4))
+    optimizer.synchronize()
+    optimizer.add_param_group({"params": [late]})
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=rf"rank {rank}: start of .*broadcast_parameters"):
+            train(optimizer, model, rank, range(4, 11), lambda *at: loss_of(*at) + late.sum())
+
+
 @every_stream
 def test_what_a_step_has_moved_before_it_failed_is_exchanged(comm, stream):
     rank, model = comm.Get_rank(), Given()
@@ -277,7 +290,7 @@ def test_fewer_ranks_take_over_common_parameters_and_residuals(comm, folder, str
         resumed = wrap_local(fresh, None, sgd(fresh, lr=1.0, momentum=0), process_set=group, **stream)
         Checkpoints(folder, process_set=group).load(model=fresh, optimizer=resumed)
         train(resumed, fresh, rank, [], Given.loss)
-        resumed.exchange.before_step()
+        resumed.exchange.begin()
         assert everywhere(few, same(dict(fresh.named_parameters()), common))
         assert everywhere(few, few.allreduce(sum(masses(resumed))) == pytest.approx(left, rel=1e-4))
     elif hasattr(few, "transport"):
