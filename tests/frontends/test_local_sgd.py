@@ -232,6 +232,16 @@ def test_a_loaded_state_of_rank_0_is_common_if_the_first_call_is_an_exchange(hvd
     assert everywhere(comm, same(snapshot(model), common) and optimizer.local_step == 0)
 
 
+def test_the_part_of_a_rank_in_a_checkpoint_holds_nothing_that_is_common(hvd, comm):
+    """Though ``state_dict`` has added that to the same dictionaries."""
+    model = mlp()
+    optimizer = wrap_local(model, None, inner(model, **ADAM), outer=hvs.OuterSGD())
+    train(optimizer, model, comm.Get_rank(), range(5))
+    optimizer.state_dict()
+    entries = optimizer.exchange.state_dict()["optimizer"]["state"].values()
+    assert everywhere(comm, all(entry.keys() == {"step", "exp_avg", "exp_avg_sq"} for entry in entries))
+
+
 def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
     model = mlp()
     optimizer, plain = wrap_local(model, None, inner(model, **ADAM)), inner(model, **ADAM)

@@ -272,9 +272,9 @@ def _check(
 
 
 def _unscale(optimizer: Any) -> None:
-    """Unscale the gradients if a GradScaler has left that to step(), and the optimizer does not unscale by itself."""
+    """Unscale the gradients if a GradScaler has left that to step(); fused optimizers then do not."""
     scale = getattr(optimizer, "grad_scale", None)
-    if getattr(optimizer, "found_inf", None) is None or "_step_supports_amp_scaling" in vars(optimizer):  # fused
+    if getattr(optimizer, "found_inf", None) is None:
         return
     optimizer.found_inf = optimizer.grad_scale = None
     if scale is not None:

@@ -12,6 +12,7 @@ from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.state import on_host
 from horovod_sparse.frontends.local_sgd.fragment import Fragment, Transfer
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.reshard import Part, merge_replicas
 from horovod_sparse.frontends.shards import shard_of, with_shard
 from horovod_sparse.kernels import copy_to_host
@@ -119,13 +120,14 @@ class LocalState:
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
         """Add the common parameters and the outer momentum to an optimizer's ``state_dict``.
 
-        If a load of it begins from the common parameters, it begins a round.
+        If a load of it begins from the common parameters, it begins a round. Torch's dictionaries of the parameters are
+        no copies, and must not be: Horovod's broadcast_optimizer_state writes into them.
         """
         if self._rounds.schedule.keeps_own:
             for group in state["param_groups"]:
                 group[_LOCAL_STEP] = 0
         self._rounds.settle()
-        index = {p: number for number, p in enumerate(self._parameters())}
+        index = {p: number for number, p in enumerate(parameters_in(self._own))}
         for p, _, fragment in self._rounds.parameters():
             if self.has_state and (p.requires_grad or p in fragment.common or p in fragment.velocity):
                 entry = state["state"].setdefault(index[p], {})
@@ -134,9 +136,6 @@ class LocalState:
                 if self._momentum:
                     entry[_VELOCITY] = with_shard(p.detach(), fragment.velocity_of(p))
         return state
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self._groups for p in group["params"]]
 
     def take_from(self, state: dict[torch.Tensor, Any]) -> None:
         """Move what ``add_to`` has added out of the loaded state of an optimizer."""
@@ -171,7 +170,11 @@ class LocalState:
         self._rounds.settle()
         own = self._plain.state_dict()
         entries = {
-            at: {key: shard_of(value) if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+            at: {
+                key: shard_of(value) if isinstance(value, torch.Tensor) else value
+                for key, value in entry.items()
+                if key not in (_COMMON, _VELOCITY)  # add_to has written them into torch's own dictionaries
+            }
             for at, entry in own["state"].items()
         }
         return {
@@ -189,7 +192,7 @@ class LocalState:
 
     @property
     def _sharded(self) -> bool:
-        return any(hasattr(p, "to_local") for p in self._parameters())
+        return any(hasattr(p, "to_local") for p in parameters_in(self._own))
 
     @property
     def _part(self) -> Part:
