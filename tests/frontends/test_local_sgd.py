@@ -194,6 +194,54 @@ def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm,
         assert everywhere(comm, comm.Get_size() > 1 or same(theirs, snapshot(fresh)))
 
 
+@pytest.mark.parametrize("stream", [{"fragments": 2}, {"delay": 1}, {"fragments": 2, "alpha": 0.5}], ids=str)
+def test_a_state_of_rank_0_within_a_round_reaches_all_ranks_with_fragments_or_a_delay(hvd, comm, stream):
+    """All ranks continue with the same fragment, after the same number of steps."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, inner(model, **ADAM), **stream)
+    train(optimizer, model, rank, range(6))
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    fresh = mlp()
+    resumed = wrap_local(fresh, EVERYTHING, inner(fresh, **ADAM), **stream)
+    if rank == 0:
+        fresh.load_state_dict(states[0])
+        resumed.load_state_dict(states[1])
+    hvd.broadcast_parameters(fresh.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(resumed, root_rank=0)
+    begun = 2 if stream == {"fragments": 2} else 0
+    assert everywhere(comm, resumed.local_step == begun)
+    for step in range(6, 10):
+        train(resumed, fresh, rank, [step])
+        assert everywhere(comm, resumed.local_step == (begun + step - 5) % 4)
+    resumed.synchronize()
+    assert agree(comm, snapshot(fresh))
+
+
+@pytest.mark.parametrize("end", ["synchronize", "join"])
+@pytest.mark.parametrize("stream", [{"delay": 1}, {"fragments": 2, "alpha": 0.5}], ids=str)
+def test_a_loaded_state_of_rank_0_is_common_if_the_first_call_is_an_exchange(hvd, comm, stream, end):
+    """Without the steps of rank 0 since its last exchange, which all ranks would otherwise give."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, **stream)
+    train(optimizer, model, rank, range(7))
+    states = comm.bcast(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+    common = [entry["common_parameter"].clone() for entry in states[1]["state"].values()]
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    optimizer.synchronize() if end == "synchronize" else hvd.join()
+    assert everywhere(comm, same(snapshot(model), common) and optimizer.local_step == 0)
+
+
+def test_the_part_of_a_rank_in_a_checkpoint_holds_nothing_that_is_common(hvd, comm):
+    """Though ``state_dict`` has added that to the same dictionaries."""
+    model = mlp()
+    optimizer = wrap_local(model, None, inner(model, **ADAM), outer=hvs.OuterSGD())
+    train(optimizer, model, comm.Get_rank(), range(5))
+    optimizer.state_dict()
+    entries = optimizer.exchange.state_dict()["optimizer"]["state"].values()
+    assert everywhere(comm, all(entry.keys() == {"step", "exp_avg", "exp_avg_sq"} for entry in entries))
+
+
 def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
     model = mlp()
     optimizer, plain = wrap_local(model, None, inner(model, **ADAM)), inner(model, **ADAM)

@@ -182,6 +182,80 @@ def test_a_checkpoint_in_a_round_and_in_a_transfer_resumes_with_the_same_bits(co
     assert everywhere(comm, same(train(resumed, fresh, rank, range(step, 30)), straight))
 
 
+@every_stream
+def test_loading_the_own_state_changes_nothing(comm, stream):
+    """Though ``state_dict`` returns, as torch's does, no copies."""
+
+    def walk(*, load):
+        model = mlp()
+        optimizer = wrap_local(model, EVERYTHING, outer=hvs.OuterSGD(), **stream)
+        train(optimizer, model, comm.Get_rank(), range(4))
+        optimizer.synchronize()
+        if load:
+            optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, model, comm.Get_rank(), range(4, 9))
+        optimizer.synchronize()
+        return snapshot(model)
+
+    assert everywhere(comm, same(walk(load=True), walk(load=False)))
+
+
+@every_stream
+def test_a_parameter_that_is_frozen_with_its_gradient_stays_common(comm, stream):
+    """By momentum and decay it moves on, on each rank by something else."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, torch.optim.AdamW(model.parameters(), lr=0.02), **stream)
+    train(optimizer, model, rank, range(4))
+    optimizer.synchronize()
+    before = snapshot(model)[0]
+    model[0].weight.requires_grad_(requires_grad=False)
+    for step in range(4, 9):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert everywhere(comm, not same(before, snapshot(model)[0]))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_what_is_in_flight_counts_once_when_a_round_becomes_shorter_than_its_delay(comm, alpha):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, None, sgd(model, lr=1.0, momentum=0), delay=3, alpha=alpha)
+    train(optimizer, model, rank, range(4), Given.loss)
+    optimizer.local_steps = 1
+    train(optimizer, model, rank, range(4, 9), Given.loss)
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert conserved(comm, model, optimizer, model.total(rank, *range(9)), 0.02)
+
+
+@pytest.mark.parametrize("stream", [STREAMS["today's round"], STREAMS["delay"]], ids=["round", "delay"])
+def test_parameters_that_join_later_with_different_values_are_reported(comm, stream):
+    rank, model = comm.Get_rank(), mlp()
+    late = torch.nn.Parameter(torch.full((3,), float(rank)))
+    optimizer = wrap_local(model, EVERYTHING, **stream)
+    train(optimizer, model, rank, range(4))
+    optimizer.synchronize()
+    optimizer.add_param_group({"params": [late]})
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=rf"rank {rank}: start of .*broadcast_parameters"):
+            train(optimizer, model, rank, range(4, 11), lambda *at: loss_of(*at) + late.sum())
+
+
+@every_stream
+def test_what_a_step_has_moved_before_it_failed_is_exchanged(comm, stream):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0), **stream)
+    hook = optimizer.register_step_post_hook(lambda *_: {}["missing"])
+    with pytest.raises(KeyError, match="missing"):
+        train(optimizer, model, rank, [0], Given.loss)
+    hook.remove()
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    assert conserved(comm, model, optimizer, model.total(rank, 0))
+
+
 def test_a_checkpoint_resumes_with_another_alpha(comm, folder):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, momentum=0), delay=2, alpha=0.5)
@@ -216,7 +290,7 @@ def test_fewer_ranks_take_over_common_parameters_and_residuals(comm, folder, str
         resumed = wrap_local(fresh, None, sgd(fresh, lr=1.0, momentum=0), process_set=group, **stream)
         Checkpoints(folder, process_set=group).load(model=fresh, optimizer=resumed)
         train(resumed, fresh, rank, [], Given.loss)
-        resumed.exchange.before_step()
+        resumed.exchange.begin()
         assert everywhere(few, same(dict(fresh.named_parameters()), common))
         assert everywhere(few, few.allreduce(sum(masses(resumed))) == pytest.approx(left, rel=1e-4))
     elif hasattr(few, "transport"):

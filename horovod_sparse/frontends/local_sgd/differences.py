@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +51,6 @@ class Differences(Exchange):
 
     Attributes:
         names: Names of the parameters, in the same order on every rank.
-        compared: Whether the ranks have compared the parameters that they started with.
         overlaps: Whether the program goes on during the exchange; for the statistics, what it waits for is exposed.
         waits_since: When the program began to wait for it, in ns of ``time.perf_counter_ns``; 0: it does not.
     """
@@ -60,7 +59,7 @@ class Differences(Exchange):
         me = weakref.proxy(self)
         super().__init__(sparse, transport, 1 / transport.size, stall, admit=lambda keys: me._admit_named(keys))
         self.names: dict[torch.Tensor, str] = {}
-        self.compared = False
+        self._compared: set[torch.Tensor] = set()
         self.overlaps = False
         self.waits_since = 0
         self._together = together
@@ -101,15 +100,16 @@ class Differences(Exchange):
         moving = [p for p, count in zip(self.names, givers, strict=True) if count and steps]
         return Outcome(works > 0, ends > 0, moving)
 
-    def compare(self, common: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def compare(self, moving: Iterable[torch.Tensor], digest_at_start: Callable[[torch.Tensor], str]) -> None:
         """Check once that all ranks started with the same parameters; otherwise they would never become equal."""
-        if not common or self.compared:
+        new = [p for p in moving if p not in self._compared]
+        if not new:
             return
-        start = tuple((self.names[p], _digest(values)) for p, values in common.items())
+        start = tuple((self.names[p], digest_at_start(p)) for p in new)
         with process.communicating(CALL, self.transport):
             what = "start of the first round, which hvd.broadcast_parameters() makes common,"
             agree(self.transport, {what: start})
-        self.compared = True
+        self._compared.update(new)
 
     def mean(self, differences: Values, moving: Iterable[torch.Tensor], given: Collection[torch.Tensor]) -> None:
         """Replace differences by the mean over the ranks of what is sent; a collective call.
@@ -120,21 +120,20 @@ class Differences(Exchange):
             given: Parameters that this rank has given; the residuals of others are kept until they are again.
         """
         worker, named = self.worker, {name: p for p, name in self.names.items()}
-        for p in moving:
-            if p not in differences:
-                differences[p] = torch.zeros_like(shard_of(p.detach()))
         if self.ranks > 1:
             self.place(p for p in moving if self.names[p] not in worker)
+        for p in [*moving, *map(named.__getitem__, worker.keys)]:
+            if p not in differences:
+                differences[p] = torch.zeros_like(shard_of(p.detach()))
         with worker.completing():
             for key in worker.keys:
-                p = named[key]
-                difference = differences[p] if p in differences else torch.zeros_like(shard_of(p.detach()))
-                worker.put(key, difference, hold=p not in given)
+                worker.put(key, differences[named[key]], hold=named[key] not in given)
             worker.wait_for_results()
             if self.overlaps:  # what was exchanged before the program waited counts as hidden
                 worker.step.complete = self.waits_since or time.perf_counter_ns()
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return a digest of the bits of a tensor, and wait for them."""
     bits = tensor.cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.frontends.local_sgd.differences import CALL, Differences, Outcome, Values
+from horovod_sparse.frontends.local_sgd.differences import CALL, Differences, Outcome, Values, digest_of
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.frontends.local_sgd.schedule import Schedule
 from horovod_sparse.frontends.shards import shard_of
@@ -86,9 +86,12 @@ class Fragment:
         self.exchange.place(p for p in names if p.requires_grad)
 
     def before_step(self) -> None:
-        """Save the common parameters; to be called before each step."""
+        """Save the common parameters; to be called before each step.
+
+        A frozen parameter that still has a gradient is moved by optimizers of torch.
+        """
         for p in self.names:
-            if p.requires_grad and p not in self.apart:
+            if p not in self.apart and (p.requires_grad or p.grad is not None):
                 self.save(p)
 
     def save(self, p: torch.Tensor) -> None:
@@ -129,7 +132,7 @@ class Fragment:
         for p in outcome.moving:
             if p not in self.apart:
                 self.save(p)
-        self.exchange.compare({p: self.common[p] for p in outcome.moving})
+        self.exchange.compare(outcome.moving, self._digest_at_start)
         try:
             if outcome.moving:  # differences are written into the parameters, whose values are no longer needed
                 values = {p: shard_of(p.detach()) for p in outcome.moving}
@@ -152,10 +155,10 @@ class Fragment:
     @torch.no_grad()
     def start(self) -> None:
         """Begin an exchange that local steps overlap; the other ranks must do so after the same step."""
+        self.finish()  # one that is not due yet, if the round has become shorter
         given, stepped, exchange = self._given(), self.stepped, self.exchange
         starts = {p: shard_of(p.detach()).clone() for p in given}
         differences = {p: self._base_of(p) - start for p, start in starts.items()}
-        first = {} if exchange.compared else {p: self._common_now(p).clone() for p in self.names}
         marks = [(one, one.mark(one.stream())) for one in {device_of(p.device) for p in self.names}]
         exchange.idle, exchange.overlaps, exchange.waits_since = not stepped, True, 0
 
@@ -164,7 +167,7 @@ class Fragment:
                 for device, mark in marks:
                     streams.enter_context(device.work(after=[mark]))
                 outcome = exchange.outcome(True, False, stepped, given)
-                exchange.compare({p: first[p] for p in outcome.moving} if first else {})
+                exchange.compare(outcome.moving, self._digest_at_start)
                 if outcome.moving:
                     exchange.mean(differences, outcome.moving, given)
             return outcome
@@ -172,8 +175,11 @@ class Fragment:
         self.stepped = False
         self.transfer = Transfer(self._schedule.delay, starts, differences, outcome=self._thread.submit(run))
 
-    def _common_now(self, p: torch.Tensor) -> torch.Tensor:
-        return self.common[p] if p in self.apart else shard_of(p.detach())
+    def _digest_at_start(self, p: torch.Tensor) -> str:
+        """Return the digest of a parameter's common values, before the outer step; during local steps, too."""
+        digest = "" if p in self.apart else digest_of(shard_of(p.detach()))
+        # A step that has moved the parameter meanwhile has saved it before.
+        return digest_of(self.common[p]) if p in self.apart else digest
 
     @torch.no_grad()
     def settle(self) -> None:

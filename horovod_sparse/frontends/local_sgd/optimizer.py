@@ -57,13 +57,14 @@ class _Local(Exchanging, torch.optim.Optimizer):
             closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
-        self._local_state.before_step()
+        self._local_state.begin()
+        self._exchange.before_step()
         result = None
         if not overflowed(self):
             _unscale(self)
-            result = plain(self).step(closure)
             for fragment in self._exchange.fragments:
-                fragment.stepped = True
+                fragment.stepped = True  # before a step that may fail after it has moved parameters
+            result = plain(self).step(closure)
         self._local_state.local_step = self._exchange.advance(self._local_state.local_step + 1, self.local_steps)
         return result
 
@@ -79,7 +80,8 @@ class _Local(Exchanging, torch.optim.Optimizer):
         A collective call: other ranks must call it, too. Without fragments, delay and alpha, they may also complete
         their round. Call it before an evaluation, and at the end of training unless the parameters are the same then.
         """
-        self._exchange.end()
+        self._local_state.begin()
+        self._exchange.end(self._local_state.begun)
         self._local_state.local_step = 0
 
     @property
@@ -122,7 +124,8 @@ class _Local(Exchanging, torch.optim.Optimizer):
         return self._local_state
 
     def _join(self) -> Callable[[], None]:
-        wait = self._exchange.join()
+        self._local_state.begin()
+        wait = self._exchange.join(self._local_state.begun)
 
         def ended() -> None:
             wait()
@@ -269,9 +272,9 @@ def _check(
 
 
 def _unscale(optimizer: Any) -> None:
-    """Unscale the gradients if a GradScaler has left that to step(), and the optimizer does not unscale by itself."""
+    """Unscale the gradients if a GradScaler has left that to step(); fused optimizers then do not."""
     scale = getattr(optimizer, "grad_scale", None)
-    if getattr(optimizer, "found_inf", None) is None or "_step_supports_amp_scaling" in vars(optimizer):  # fused
+    if getattr(optimizer, "found_inf", None) is None:
         return
     optimizer.found_inf = optimizer.grad_scale = None
     if scale is not None:

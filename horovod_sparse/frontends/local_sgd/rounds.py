@@ -36,7 +36,6 @@ class Rounds:
         fragments: The fragments.
         schedule: Settings of the exchange.
         epoch: The epoch that the script has set; None: none so far.
-        next: Number of the fragment whose exchange is next.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Rounds:
         self.schedule = schedule
         self.fragments = [Fragment(sparse, transport, outer, schedule, stall) for transport in transports]
         self.epoch: int | None = None
-        self.next = 0
         in_order = self._in_order(names)
         numbers = schedule.assign([p.numel() for p in in_order])
         for number, fragment in enumerate(self.fragments):
@@ -99,45 +97,43 @@ class Rounds:
             if fragment.transfer is not None:
                 fragment.transfer.left -= 1
         self._apply()
-        due = self.schedule.due(step, local_steps)
-        while self.next < due:
-            fragment, self.next = self.fragments[self.next], self.next + 1
+        begun = self.schedule.due(min(step, local_steps) - 1, local_steps)
+        for fragment in self.fragments[begun : self.schedule.due(step, local_steps)]:
             fragment.exchange.epoch = self.epoch
             if self.schedule.keeps_own:
                 fragment.start()
                 self._apply()
             else:
                 fragment.unite(working=True, ending=False)
-        if step < local_steps:
-            return step
-        self.next = 0
-        return 0
+        return step if step < local_steps else 0
 
     def _apply(self) -> None:
         for fragment in self.fragments:
             if fragment.transfer is not None and fragment.transfer.left <= 0:
                 fragment.finish()
 
-    def end(self, working: bool = True) -> None:
+    def end(self, begun: int, working: bool = True) -> None:
         """Exchange all fragments; parameters then have the same bits on every rank. A collective call.
 
         Args:
+            begun: Number of fragments whose exchange has begun in this round.
             working: Whether this rank will take further steps.
         """
-        for _ in self.fragments:
-            self._unite_next(working, ending=working)
-        self.next = 0
+        for number in range(begun, begun + len(self.fragments)):
+            self._unite(number, working, ending=working)
 
-    def _unite_next(self, working: bool, ending: bool) -> tuple[bool, bool]:
-        """Exchange the next fragment now; return whether any rank will take steps, or has called synchronize()."""
-        fragment = self.fragments[self.next]
-        self.next = (self.next + 1) % len(self.fragments)
+    def _unite(self, number: int, working: bool, ending: bool) -> tuple[bool, bool]:
+        """Exchange a fragment now; return whether any rank will take steps, or has called synchronize()."""
+        fragment = self.fragments[number % len(self.fragments)]
         fragment.exchange.epoch = self.epoch
         outcome = fragment.unite(working, ending)
         return outcome.works, outcome.ending
 
-    def join(self) -> Callable[[], None]:
+    def join(self, begun: int) -> Callable[[], None]:
         """Participate in the other ranks' rounds until no rank takes further steps; for ``hvd.join()``.
+
+        Args:
+            begun: Number of fragments whose exchange has begun in this round.
 
         Returns:
             A function that waits for the end.
@@ -145,7 +141,7 @@ class Rounds:
 
         def take_part() -> None:
             try:
-                self._follow()
+                self._follow(begun)
             except BaseException as error:
                 process.abort(f"failed in the other ranks' rounds while it was in hvd.join(): {error!r}")
 
@@ -158,15 +154,15 @@ class Rounds:
 
         return wait
 
-    def _follow(self) -> None:
+    def _follow(self, number: int) -> None:
         """Take part in the other ranks' exchanges; once no rank works, all of them end the round."""
         ending, works = 0, True
         while works:
-            works, ends = self._unite_next(working=False, ending=False)
-            ending += ends
+            works, ends = self._unite(number, working=False, ending=False)
+            number, ending = number + 1, ending + ends
             if ending == len(self.fragments):  # the other ranks have ended their round
-                ending = self.next = 0
-        self.end(working=False)
+                number = ending = 0
+        self.end(number, working=False)
 
     def settle(self) -> None:
         """Wait for exchanges in flight, and take their outer steps; this rank's parameters do not change.

@@ -52,7 +52,8 @@ class Schedule:
 
     def due(self, step: int, local_steps: int) -> int:
         """Return how many fragments must have begun their exchange after some steps of a round."""
-        return sum((f + 1) * local_steps // self.fragments <= step for f in range(self.fragments))
+        ends = ((f + 1) * local_steps // self.fragments for f in range(self.fragments))
+        return sum(max(1, end) <= step for end in ends)
 
     def assign(self, sizes: Sequence[int]) -> list[int]:
         """Return the fragment of each parameter, for consecutive fragments of about the same number of elements."""

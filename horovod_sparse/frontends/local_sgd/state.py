@@ -12,6 +12,7 @@ from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.state import on_host
 from horovod_sparse.frontends.local_sgd.fragment import Fragment, Transfer
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
+from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.reshard import Part, merge_replicas
 from horovod_sparse.frontends.shards import shard_of, with_shard
 from horovod_sparse.kernels import copy_to_host
@@ -53,7 +54,7 @@ class LocalState:
         self._rounds = rounds
         self._momentum = momentum
         self._grad_scaler = grad_scaler
-        self._restarts = False  # whether a loaded state lacks what ranks other than the one that saved it need
+        self._begins_from_common = False  # as a loaded state lacks what other ranks than the one that saved it need
         self.local_step = self.local_step  # writes the key into every param group
 
     @property
@@ -89,30 +90,44 @@ class LocalState:
         for group in self._groups:
             group[_LOCAL_STEP] = steps
 
+    @property
+    def begun(self) -> int:
+        """Number of fragments whose exchange has begun in this round.
+
+        It follows from ``local_step`` alone, which Horovod's broadcasts set on other ranks than the one that loads.
+        """
+        return self._rounds.schedule.due(self.local_step, self._own.local_steps)
+
     def note_state(self, *_: object) -> None:
         """Note a step of the user's class, including the one with which Horovod initializes state."""
         self.has_state = True
 
-    @torch.no_grad()
-    def before_step(self) -> None:
-        """Prepare a step: begin again from the common parameters if the state of another rank was loaded."""
-        if self._restarts:
+    def begin(self) -> None:
+        """Prepare a step or an exchange: begin from the common parameters if the state of another rank was loaded."""
+        if self._begins_from_common:
             self._restart()
-        self._rounds.before_step()
 
+    @torch.no_grad()
     def _restart(self) -> None:
         for p, _, fragment in self._rounds.parameters():
             if p in fragment.apart:
                 shard_of(p.detach()).copy_(fragment.common[p])
         for fragment in self.fragments:
             fragment.mark_common()
-        self.local_step = self._rounds.next = 0
-        self._restarts = False
+        self.local_step = 0
+        self._begins_from_common = False
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
+        """Add the common parameters and the outer momentum to an optimizer's ``state_dict``.
+
+        If a load of it begins from the common parameters, it begins a round. Torch's dictionaries of the parameters are
+        no copies, and must not be: Horovod's broadcast_optimizer_state writes into them.
+        """
+        if self._rounds.schedule.keeps_own:
+            for group in state["param_groups"]:
+                group[_LOCAL_STEP] = 0
         self._rounds.settle()
-        index = {p: number for number, p in enumerate(self._parameters())}
+        index = {p: number for number, p in enumerate(parameters_in(self._own))}
         for p, _, fragment in self._rounds.parameters():
             if self.has_state and (p.requires_grad or p in fragment.common or p in fragment.velocity):
                 entry = state["state"].setdefault(index[p], {})
@@ -121,9 +136,6 @@ class LocalState:
                 if self._momentum:
                     entry[_VELOCITY] = with_shard(p.detach(), fragment.velocity_of(p))
         return state
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self._groups for p in group["params"]]
 
     def take_from(self, state: dict[torch.Tensor, Any]) -> None:
         """Move what ``add_to`` has added out of the loaded state of an optimizer."""
@@ -138,14 +150,13 @@ class LocalState:
             common, velocity = entry.pop(_COMMON, None), entry.pop(_VELOCITY, None)
             fragment.velocity.pop(p, None)  # of what was trained before loading
             if velocity is not None:
-                fragment.velocity[p] = shard_of(velocity)
+                fragment.velocity[p] = shard_of(velocity).clone()  # torch loads tensors without a copy
             if common is not None and moved:
-                fragment.common[p] = shard_of(common)
+                fragment.common[p] = shard_of(common).clone()  # state_dict() may have returned the parameter itself
                 fragment.apart.add(p)
             if p in state and not entry:
                 del state[p]
-        self._rounds.next = schedule.due(self.local_step, self._own.local_steps)
-        self._restarts = schedule.keeps_own
+        self._begins_from_common = schedule.keeps_own
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return copies of this rank's residuals, and of its parameters and optimizer after the local steps.
@@ -155,10 +166,15 @@ class LocalState:
         Args:
             copy: Copies an array of the exchange to the host.
         """
+        self.begin()
         self._rounds.settle()
         own = self._plain.state_dict()
         entries = {
-            at: {key: shard_of(value) if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+            at: {
+                key: shard_of(value) if isinstance(value, torch.Tensor) else value
+                for key, value in entry.items()
+                if key not in (_COMMON, _VELOCITY)  # add_to has written them into torch's own dictionaries
+            }
             for at, entry in own["state"].items()
         }
         return {
@@ -176,7 +192,7 @@ class LocalState:
 
     @property
     def _sharded(self) -> bool:
-        return any(hasattr(p, "to_local") for p in self._parameters())
+        return any(hasattr(p, "to_local") for p in parameters_in(self._own))
 
     @property
     def _part(self) -> Part:
@@ -215,13 +231,10 @@ class LocalState:
             )
         for fragment, buckets in zip(self.fragments, self._divide(state), strict=True):
             fragment.exchange.load_state_dict({"buckets": buckets})
-        own = "optimizer" in state
-        steps, following = self.local_step, self._rounds.next
         self._restart()  # the model has loaded what rank 0 had moved to
-        if not own:
+        if "optimizer" not in state:
             return
-        self.local_step, self._rounds.next = steps, following
-        self._load_optimizer(state["optimizer"])
+        self._load_optimizer(state["optimizer"])  # with the place in the round
         for fragment, saved_one in zip(self.fragments, state["fragments"], strict=True):
             self._load_fragment(fragment, saved_one)
         if self._grad_scaler is not None and state["scaler"] is not None:
