@@ -159,8 +159,8 @@ class ShardedExchange(ModelExchange):
         """Decide about results of the last exchange that no optimizer has applied, for each optimizer.
 
         If its gradients still hold them, this pass adds to them, and they count as applied. If they were cleared, the
-        exchange is undone or, if that is not possible, an error is raised. Unlike ``begin_backward``, all ranks decide
-        together, as a rank may hold no element of an optimizer's parameters.
+        exchange is undone or, if that is not possible, an error is raised. Unlike with ``begin_backward``, a rank may
+        hold no element of an optimizer's parameters: before any optimizer has taken a step, all ranks decide together.
         """
         worker, momentum = self._exchange.worker, self.compression.replaces_momentum
         for optimizer, hooks in hooks_of(self._exchange).items():
@@ -168,12 +168,13 @@ class ShardedExchange(ModelExchange):
             if hooks.may_hold_momentum:
                 hooks.note_backward(optimizer)
         self._adds = False
-        numbers = worker.unapplied_buckets()
-        if not numbers:
+        numbers, together = worker.unapplied_buckets(), worker.step.awaits_optimizer
+        if not numbers and not together:
             return
         require_known(self._exchange)
         unapplied = {self._optimizer_of(bucket.layout.group) for bucket in worker.step.unapplied}
-        kept = self._kept_anywhere(sorted(unapplied), self._scaled(numbers))
+        known = [*range(len(self.optimizers)), _NONE] if together else sorted(unapplied)
+        kept = self._kept(known, self._scaled(numbers), together) & unapplied
         if kept - {_NONE} and (self._exchange.undoable or momentum):
             reason = "momentum would decay twice" if momentum else "a step that is then skipped could not be undone"
             raise RuntimeError(
@@ -189,20 +190,22 @@ class ShardedExchange(ModelExchange):
         """Return the number of the optimizer of a param group; all parameters are one's if none was given."""
         return group % len(self.optimizers) if self.optimizers and group >= 0 else _NONE
 
-    def _kept_anywhere(self, optimizers: Sequence[int], scaled: bool) -> set[int]:
-        """Return the optimizers whose gradients hold results of the last exchange; a collective call in a pass.
+    def _kept(self, optimizers: Sequence[int], scaled: bool, together: bool) -> set[int]:
+        """Return the optimizers whose gradients hold results of the last exchange.
 
         Args:
-            optimizers: Numbers of optimizers, the same on every rank.
+            optimizers: Numbers of optimizers.
             scaled: Whether gradients of this rank were multiplied since the exchange.
+            together: Whether all ranks call this in a backward pass, for the same optimizers, and decide together.
 
         Raises:
-            RuntimeError: Gradients were changed, or only some of an optimizer's were cleared, on any rank.
+            RuntimeError: Gradients were changed, or only some of an optimizer's were cleared.
         """
         mesh = next(iter(self._parameters.values())).device_mesh
         own = [self._traces(number) for number in optimizers]
         flags = torch.tensor([*own, (scaled,) * 3], dtype=torch.int32, device=mesh.device_type)
-        distributed.all_reduce(flags, group=mesh.get_group())
+        if together:
+            distributed.all_reduce(flags, group=mesh.get_group())
         *anywhere, (changed, *_) = flags.tolist()
         if changed or any(holding and cleared for holding, cleared, _ in anywhere):
             raise RuntimeError(
