@@ -156,7 +156,7 @@ class ModelExchange(ExchangingGradients):
         if self._reduced and not self._pass.in_progress:
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: the last backward pass failed after gradients of it were exchanged, "
-                "which other ranks may have applied: end the program, and start it again from a checkpoint"
+                "which other ranks may have applied: end the program, and start again from a checkpoint"
             )
 
     def _begin_pass(self) -> None:
