@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators
-from horovod_sparse.frontends.base import within
+from horovod_sparse.frontends.base import require_common, within
 
 # Settings that may change between two runs. Some of them affect the bucket layout, which is compared separately.
 _FREE = ("density", "dense_below", "bucket_bytes")
@@ -17,7 +17,12 @@ _FREE = ("density", "dense_below", "bucket_bytes")
 def own_state(
     model: nn.Module, exchange: Any, data: dict[str, Any], copy: Callable[[Any], Any] | None = None
 ) -> dict[str, Any]:
-    """Return this rank's part of a checkpoint; ``copy``, if given, copies the arrays of the exchange to the host."""
+    """Return this rank's part of a checkpoint; ``copy``, if given, copies the arrays of the exchange to the host.
+
+    Raises:
+        ValueError: Parameters of the model are in a round of another ``LocalOptimizer``.
+    """
+    require_common(model, exchange)
     settings = {} if copy is None else {"copy": copy}
     return {
         "compression": None if exchange is None else exchange.state_dict(**settings),

@@ -119,9 +119,24 @@ class ExchangingGradients(Exchanging):
 separate: weakref.WeakSet[ExchangingGradients] = weakref.WeakSet()
 
 
+# States of all LocalOptimizers.
+local: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def within(optimizer: Any) -> Any:
     """Return the exchange that an optimizer has made, or an exchange itself; None for anything else."""
     return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
+
+
+def require_common(model: torch.nn.Module, exchange: Any) -> None:
+    """Raise ValueError if another ``LocalOptimizer`` than the one to save has parameters of the model in a round."""
+    for other in local - {exchange}:
+        names = other.apart_in(model)
+        if names:
+            raise ValueError(
+                f"another LocalOptimizer has moved {names[0]} since its last exchange, and a checkpoint of the model "
+                "would give rank 0's values to all ranks: call synchronize() of every LocalOptimizer before saving"
+            )
 
 
 def exchange_of(model: torch.nn.Module, optimizer: Any) -> Any:

@@ -30,7 +30,7 @@ from training import (
 )
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.checkpoint import CheckpointError, Checkpoints
 
 pytestmark = pytest.mark.mpi
 
@@ -230,6 +230,45 @@ def test_a_loaded_state_of_rank_0_is_common_if_the_first_call_is_an_exchange(hvd
     optimizer.load_state_dict(states[1])
     optimizer.synchronize() if end == "synchronize" else hvd.join()
     assert everywhere(comm, same(snapshot(model), common) and optimizer.local_step == 0)
+
+
+@pytest.mark.parametrize("stream", [{}, {"delay": 1}], ids=["", "delayed"])
+def test_after_an_exchange_has_failed_on_a_rank_it_takes_no_further_steps(hvd, comm, stream):
+    """Its residuals and parameters may differ from those of the ranks that have completed the exchange."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, None, local_steps=2, **stream)
+    worker = optimizer._exchange.fragments[0].exchange.worker
+    wait = worker.wait_for_results
+
+    def fail():
+        wait()
+        raise MemoryError("for the test")
+
+    if rank == 0:
+        worker.wait_for_results = fail
+        with pytest.raises(MemoryError):
+            train(optimizer, model, rank, range(3))
+        for call in (partial(train, optimizer, model, rank, [3]), optimizer.synchronize, optimizer.exchange.state_dict):
+            with pytest.raises(RuntimeError, match=r"rank 0: .*MemoryError.*last checkpoint"):
+                call()
+    else:
+        train(optimizer, model, rank, range(3))
+
+
+def test_a_checkpoint_with_parameters_in_a_round_of_another_optimizer_is_refused(hvd, comm, folder):
+    rank, model = comm.Get_rank(), mlp()
+    halves = [wrap_local(half, None, sgd(half, momentum=0), local_steps=2) for half in (model[0], model[2])]
+    checkpoints = Checkpoints(folder)
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+        for optimizer in halves:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 0:
+            with pytest.raises(CheckpointError, match=r"rank \d: another LocalOptimizer has moved .*synchronize\(\)"):
+                checkpoints.save(1, model=model, optimizer=halves[0])
+            checkpoints.save(1, model=model[0], optimizer=halves[0])
+    checkpoints.save(2, model=model, optimizer=halves[0])
 
 
 def test_the_part_of_a_rank_in_a_checkpoint_holds_nothing_that_is_common(hvd, comm):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOG = logging.getLogger("horovod_sparse")
+# Seconds at the end of the program. A thread of Gloo that releases the tensor of the last collective only when Python is
+# being finalized ends the process with SIGABRT (https://github.com/pytorch/pytorch/issues/190489).
+_RELEASE = 0.2
 
 
 def init_process_group(backend: str | None = None, **settings: Any) -> None:
@@ -36,6 +41,7 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
         RuntimeError: A launcher that neither MPI nor torch knows has started several processes, or MPI is missing or
             lacks ``MPI_THREAD_MULTIPLE``.
     """
+    atexit.register(time.sleep, _RELEASE)
     if distributed.is_torchelastic_launched():
         distributed.init_process_group(backend or _backend_under_torchrun(), **settings)
         return

@@ -63,6 +63,7 @@ class Differences(Exchange):
         self.overlaps = False
         self.waits_since = 0
         self._together = together
+        self._failure = ""
 
     def place(self, parameters: Iterable[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
@@ -70,6 +71,14 @@ class Differences(Exchange):
         members = [Member.of(self.names[p], p, -1, least=least, shard=shard_of(p)) for p in parameters]
         if members:
             self.add(members)
+
+    def require_common(self) -> None:
+        """Raise RuntimeError if an exchange has failed on this rank, which others may have completed."""
+        if self._failure:
+            raise RuntimeError(
+                f"rank {process.job.rank}: an exchange of local steps has failed ({self._failure}), and other ranks "
+                "may have completed it: end the program, and start again from the last checkpoint"
+            )
 
     def _admit_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
@@ -87,8 +96,10 @@ class Differences(Exchange):
             given: Parameters that it may train, or has moved.
 
         Raises:
-            RuntimeError: Only some of the ranks have called ``synchronize()``, though they must do so together.
+            RuntimeError: Only some of the ranks have called ``synchronize()``, though they must do so together; or an
+                earlier exchange has failed.
         """
+        self.require_common()
         flags = np.array([working, ending, stepped, *(p in given for p in self.names)], np.int32)
         with process.communicating(CALL, self.transport):
             works, ends, steps, *givers = self.transport.allreduce(flags).tolist()
@@ -119,6 +130,13 @@ class Differences(Exchange):
             moving: Parameters that any rank has given.
             given: Parameters that this rank has given; the residuals of others are kept until they are again.
         """
+        try:
+            self._mean(differences, moving, given)
+        except BaseException as error:
+            self._failure = repr(error)
+            raise
+
+    def _mean(self, differences: Values, moving: Iterable[torch.Tensor], given: Collection[torch.Tensor]) -> None:
         worker, named = self.worker, {name: p for p, name in self.names.items()}
         if self.ranks > 1:
             self.place(p for p in moving if self.names[p] not in worker)

@@ -10,6 +10,7 @@ import torch
 
 from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.state import on_host
+from horovod_sparse.frontends.base import local
 from horovod_sparse.frontends.local_sgd.fragment import Fragment, Transfer
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
 from horovod_sparse.frontends.optimizers import parameters_in
@@ -56,6 +57,7 @@ class LocalState:
         self._grad_scaler = grad_scaler
         self._begins_from_common = False  # as a loaded state lacks what other ranks than the one that saved it need
         self.local_step = self.local_step  # writes the key into every param group
+        local.add(self)
 
     @property
     def _own(self) -> Any:
@@ -89,6 +91,11 @@ class LocalState:
     def local_step(self, steps: int) -> None:
         for group in self._groups:
             group[_LOCAL_STEP] = steps
+
+    def apart_in(self, model: torch.nn.Module) -> list[str]:
+        """Return the names of the model's parameters that may differ between ranks."""
+        own = set(model.parameters()) if self._own is not None else set()
+        return [name for p, name, fragment in self._rounds.parameters() if p in fragment.apart and p in own]
 
     @property
     def begun(self) -> int:
@@ -165,9 +172,14 @@ class LocalState:
 
         Args:
             copy: Copies an array of the exchange to the host.
+
+        Raises:
+            RuntimeError: An exchange has failed.
         """
         self.begin()
         self._rounds.settle()
+        for fragment in self.fragments:
+            fragment.exchange.require_common()
         own = self._plain.state_dict()
         entries = {
             at: {
