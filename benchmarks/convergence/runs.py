@@ -343,7 +343,9 @@ _LOCO = starmap(
         ("local-32-adam-streamed", f"{_ENTRIES}log4", 32, _MEAN, 5.1, "adam", 8),
         ("muloco-32", "dense", 32, (0.2, 0.9), 0.7, "muon"),
         ("muloco-32-2bit", "dense:wire=fitted2", 32, (0.2, 0.9), 0.7, "muon"),
+        ("muloco-32-streamed", "dense", 32, (0.2, 0.9), 0.7, "muon", 8),
         ("local-32-muon", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
+        ("local-32-muon-streamed", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon", 8),
     ),
 )
 
