@@ -7,6 +7,7 @@ must have stock's bits. Below density 1 and without momentum, what a parameter l
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from laws import everywhere
-from sharding import exchanged, grid, shard
+from sharding import exchanged, grid, parts_of, shard
 from states import same
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -191,18 +192,8 @@ class Training:
 
     def owed(self) -> dict[str, float]:
         """Return the sum of the residuals of each parameter on all ranks, as an update."""
-        totals = dict.fromkeys(self.start, 0.0)
-        sizes = {name: shard_of(p).numel() for name, p in self.module.named_parameters()}
-        for bucket in self.front_end.buckets(self):
-            if "memory" not in bucket:  # sent dense
-                continue
-            start = 0
-            for name in bucket["parameters"]:
-                end = start + sizes[name]
-                totals[name] += bucket["unit"] * float(bucket["memory"]["residual"][start:end].sum())
-                start = end
-        everyone = self.front_end.comm.allgather(totals)
-        return {name: sum(of_rank[name] for of_rank in everyone) for name in totals}
+        everyone = self.front_end.comm.allgather(dict.fromkeys(self.start, 0.0) | self.front_end.owed(self))
+        return {name: sum(of_rank[name] for of_rank in everyone) for name in self.start}
 
     def states(self) -> list[Any]:
         """Return the states of the exchanges on this rank."""
@@ -293,6 +284,18 @@ class FrontEnd:
     def uneven(self, training: Training) -> AbstractContextManager[Any]:
         """Return a context in which ranks may take different numbers of steps."""
         raise NotImplementedError
+
+    def owed(self, training: Training) -> dict[str, float]:
+        """Return the sum of this rank's residuals of each parameter, as an update."""
+        sizes = {name: shard_of(p).numel() for name, p in training.module.named_parameters()}
+        totals = Counter[str]()
+        for bucket in self.buckets(training):
+            if "memory" not in bucket:  # sent dense
+                continue
+            parts = torch.as_tensor(bucket["memory"]["residual"]).split([sizes[name] for name in bucket["parameters"]])
+            for name, part in zip(bucket["parameters"], parts, strict=True):
+                totals[name] += bucket["unit"] * float(part.sum())
+        return totals
 
     def buckets(self, training: Training) -> list[Any]:
         """Return the states of all buckets on this rank."""
@@ -494,11 +497,15 @@ class FSDP2(DDP):
         """Return the sharded model; HSDP would hang where replicas run different layers, and DDP has its results."""
         if compression is None and unused:
             return model
+        return self.sharded(model, self.given if compression is None else self.given["shard"])
+
+    def sharded(self, model: nn.Module, mesh: Any) -> nn.Module:
+        """Return the model, sharded layer by layer; FSDP needs those that share a parameter together."""
         layers: dict[Any, list[nn.Module]] = {}
-        for layer in model.children():  # FSDP needs those that share a parameter together
+        for layer in model.children():
             for p in list(layer.parameters())[:1]:
                 layers.setdefault(p, []).append(layer)
-        return shard(model, self.given if compression is None else self.given["shard"], layers.values())
+        return shard(model, mesh, layers.values())
 
     def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
         if compression is None:
@@ -516,6 +523,33 @@ class FSDP2(DDP):
         twice = {"replicas": 2 * states[0]["replicas"]}
         others = [{**state, **twice, "replica": state["replica"] + state["replicas"]} for state in states]
         return exchange.merge([{**state, **twice} for state in states] + others)[0]
+
+
+class Sharded(FSDP2):
+    """``sparse_reduce_scatter``; stock is FSDP2, fully sharded."""
+
+    needs = "shards"
+
+    @property
+    def ranks_that_share_data(self) -> int:
+        return self.ranks
+
+    def prepare(self, model: nn.Module, compression: Any, unused: bool) -> nn.Module:
+        return self.sharded(model, self.given)
+
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
+        if compression is None:
+            return model, optimizers, []
+        return model, optimizers, [hvs.fsdp.sparse_reduce_scatter(model, compression, optimizers, **more)]
+
+    def owed(self, training: Training) -> dict[str, float]:
+        (state,) = training.states()
+        units = {
+            name: bucket["unit"]
+            for bucket in state["buckets"]
+            for name in state["layout"].get(bucket["parameters"][0], ())
+        }
+        return {name: units[name] * float(one.sum()) for name, one in parts_of(state).items()}
 
 
 class Arrays(FrontEnd):
@@ -565,7 +599,7 @@ def named_of(model: nn.Module, optimizers: list[Any], prefix: str) -> Iterator[l
         yield [(names[p], p) for group in optimizer.param_groups for p in group["params"]]
 
 
-FRONT_ENDS = {"Horovod": Horovod, "DDP": DDP, "FSDP2": FSDP2, "local": Local, "arrays": Arrays}
+FRONT_ENDS = {"Horovod": Horovod, "DDP": DDP, "FSDP2": FSDP2, "sharded": Sharded, "local": Local, "arrays": Arrays}
 
 
 def start(

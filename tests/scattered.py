@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from front_ends import SHAPES, Model
 from laws import everywhere
-from sharding import full, shard
+from sharding import full, parts_of, shard
 from training import loss_of, mlp, near, settings, sgd, train
 
 import horovod_sparse as hvs
@@ -45,21 +45,10 @@ def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randint(-64, 64, shape, generator=generator) / 8 for name, shape in SHAPES.items()}
 
 
-def masses(state: Mapping[str, Any], name: str = "residual") -> dict[str, torch.Tensor]:
-    """What a rank's state holds of each parameter, flat; may end with padding."""
-    found = {}
-    for bucket in state["buckets"]:
-        for key, (place, width) in state["layout"].get(bucket["parameters"][0], {}).items():
-            rows = torch.zeros(state["shards"], width)
-            rows[state["owners"]] = bucket["memory"][name].view(len(state["owners"]), -1)[:, place : place + width]
-            found[key] = rows.flatten()
-    return found
-
-
 def held(exchange: Any) -> dict[str, torch.Tensor]:
     """Residual of this rank by layer of ``Model``."""
     found = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    for key, flat in masses(exchange.state_dict()).items():
+    for key, flat in parts_of(exchange.state_dict()).items():
         target = found[key.partition(".")[0]]
         target.copy_(flat[: target.numel()].view(target.shape))
     return found

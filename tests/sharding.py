@@ -70,6 +70,17 @@ def masses(states: Iterable[Mapping[str, Any]], name: str = "residual") -> dict[
     return totals
 
 
+def parts_of(state: Mapping[str, Any], name: str = "residual") -> dict[str, torch.Tensor]:
+    """What a rank's state of a sparse reduce-scatter holds of each parameter, flat; may end with padding."""
+    found = {}
+    for bucket in state["buckets"]:
+        for key, (place, width) in state["layout"].get(bucket["parameters"][0], {}).items():
+            rows = torch.zeros(state["shards"], width)
+            rows[state["owners"]] = bucket["memory"][name].view(len(state["owners"]), -1)[:, place : place + width]
+            found[key] = rows.flatten()
+    return found
+
+
 def first(ranks: int) -> Any:
     """Return the group of the first ranks; a collective call of all ranks."""
     return distributed.new_group(list(range(ranks)))

@@ -44,6 +44,7 @@ class Simulated(ExchangingGradients):
             [optimizer],
             1 / transport.size,
             limits(None, None),
+            without_exchange="without a step",
             settle=lambda: True,  # the exchange is part of the step
         )
         trained = group_numbers([optimizer])

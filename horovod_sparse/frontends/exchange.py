@@ -65,7 +65,7 @@ class GradientExchange(Exchange):
         residual_unit: str | None = None,
         instead_of_clipping: str = "let the compression clip each rank's gradient before the exchange: "
         "memory='momentum' with max_norm, see Clipping in docs/ddp.md",
-        without_exchange: str = "",
+        without_exchange: str,
         settle: Callable[[], bool],
         **settings: Any,
     ) -> None:

@@ -19,7 +19,9 @@ def conditions(group, *groups, spec="topka", kind=torch.optim.SGD):
     optimizer.param_groups[:] = groups
 
     def program(transport):
-        exchange = GradientExchange(parse(spec), transport, [optimizer], 1, limits(None, None), settle=lambda: True)
+        exchange = GradientExchange(
+            parse(spec), transport, [optimizer], 1, limits(None, None), without_exchange="", settle=lambda: True
+        )
         exchange.epoch, exchange.idle = 3, True
         return exchange.conditions(group)
 

@@ -7,8 +7,8 @@ import torch
 from checkpointing import refusal
 from front_ends import SHAPES, Model
 from laws import everywhere
-from scattered import gradients, held, masses, scattered, sparse
-from sharding import exchanged, first, full, shard, uneven, uneven_loss
+from scattered import gradients, held, scattered, sparse
+from sharding import exchanged, first, full, parts_of, shard, uneven, uneven_loss
 from states import same
 from training import near, sgd, train
 
@@ -107,7 +107,7 @@ def test_fully_sharded_models_and_replicas_do_not_load_each_others_exchange(comm
 def whole(states, model):
     """Residuals of all ranks by parameter, summed."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    parts = [masses(state) for state in states]
+    parts = [parts_of(state) for state in states]
     return {name: sum(part[name][: sizes[name]] for part in parts) for name in parts[0]}
 
 

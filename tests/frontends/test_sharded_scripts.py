@@ -1,4 +1,4 @@
-"""What scripts do to fully sharded models with a sparse reduce-scatter: right, or refused by name."""
+"""What is special to fully sharded models with a sparse reduce-scatter; other situations: ``test_situations.py``."""
 
 from __future__ import annotations
 
@@ -25,31 +25,14 @@ from horovod_sparse.frontends.fsdp import scattering
 pytestmark = pytest.mark.mpi
 
 
-def test_passes_without_synchronization_are_sent_with_the_next(comm, shards):
+def test_passes_before_a_step_may_all_be_exchanged_without_an_optimizer(comm, shards):
     training = Given(comm, shards, "topka")
     for step in range(6):
-        training.model.set_requires_gradient_sync(step % 3 == 2)
         training.backward(step)
-        exchanged = training.exchange._exchange.worker.progress().position[0]
-        assert step % 3 == 2 or exchanged == (step // 3 if comm.Get_size() > 1 else 0)
         if step % 3 == 2:
             training.collect()
     assert training.conserved()
     assert some(comm, training.owed)
-
-
-@pytest.mark.parametrize("optimizer", [None, sgd], ids=["no optimizer", "optimizer"])
-def test_passes_before_a_step_may_all_be_exchanged(comm, shards, caplog, optimizer):
-    training = Given(comm, shards, "topka", optimizer)
-    for step in range(6):
-        training.backward(step)
-        if step % 3 == 2:
-            if optimizer is not None:
-                training.optimizer.step()
-            training.collect()
-    assert training.conserved()
-    assert some(comm, training.owed)
-    assert everywhere(comm, not any("are scaled" in message for message in caplog.messages))
 
 
 def test_residuals_of_unused_parameters_are_neither_sent_nor_changed(comm, shards):
@@ -92,71 +75,6 @@ def test_parameters_of_a_unit_that_some_ranks_use(comm, shards):
     training.collect()
     assert training.conserved()
     assert some(comm, training.owed)
-
-
-def test_frozen_parameters(comm, shards):
-    training, rank = Given(comm, shards, "topka"), comm.Get_rank()
-    training.backward(0)
-    training.collect()
-    before, third = held(training.exchange), training.model.third.weight
-    third.requires_grad_(False)
-    training.owed["third"] -= sum(gradients(one, 1)["third"] for one in range(training.ranks))
-    training.backward(1)
-    assert everywhere(comm, third.grad is None)
-    training.collect()
-    assert everywhere(comm, training.ranks == 1 or same(held(training.exchange)["third"], before["third"]))
-    third.requires_grad_(True)
-    training.backward(2)
-    training.collect()
-    assert training.conserved()
-    model = shard(Model(), shards)
-    model.third.weight.requires_grad_(False)
-    scattered(model, SPARSE)
-    model(gradients(rank, 0)).backward()
-    model.third.weight.requires_grad_(True)
-    if training.ranks > 1:
-        with pytest.raises(RuntimeError, match=f"rank {rank}: the gradient of third.weight is not exchanged"):
-            model(gradients(rank, 0)).backward()
-
-
-def tied():
-    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
-    torch.manual_seed(7)
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.3)
-    model[2].weight = model[0].weight
-    return model
-
-
-def test_tied_weights(comm, shards):
-    results = []
-    for compression in (None, EVERYTHING):
-        model = tied()
-        fully_shard(model[4], mesh=shards)
-        fully_shard(model, mesh=shards)
-        optimizer = sgd(model)
-        if compression is not None:
-            scattered(model, compression, optimizer)
-        train(optimizer, model, comm.Get_rank(), range(4))
-        results.append(full(model))
-    assert everywhere(comm, near(*results))
-
-
-def test_clipping_by_the_norm_of_all_shards(comm, shards):
-    results = []
-    for compression in (None, EVERYTHING):
-        model = shard(mlp(), shards)
-        optimizer = sgd(model)
-        if compression is not None:
-            scattered(model, compression, optimizer)
-        norms = []
-        for step in range(4):
-            optimizer.zero_grad()
-            loss_of(model, comm.Get_rank(), step).backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor())
-            optimizer.step()
-        results.append([*full(model), *norms])
-    assert everywhere(comm, near(*results))
 
 
 def test_several_outermost_modules(comm, shards):
@@ -207,38 +125,6 @@ def test_mixed_precision(comm, shards, policy):
     trained(comm, shards, SPARSE, loss=loss, mp_policy=POLICIES[policy])
 
 
-def step_of(training, number, scaler=None, bad=None):
-    """Run a step; some rank's gradient of a layer may be infinite."""
-    training.optimizer.zero_grad()
-    mine = gradients(training.comm.Get_rank(), number)
-    if bad is not None and training.comm.Get_rank() == training.ranks - 1:
-        mine[bad][-1] = torch.inf
-    loss = training.model(mine)
-    (loss if scaler is None else scaler.scale(loss)).backward()
-    if scaler is None:
-        training.optimizer.step()
-    else:
-        scaler.step(training.optimizer)
-        scaler.update()
-
-
-@pytest.mark.parametrize("spec", ["topka", "topka:memory=momentum"])
-@pytest.mark.parametrize("bad", ["first", "third"])
-def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(comm, shards, bad, spec):
-    results = []
-    for disturbed in (True, False):
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        training = Given(comm, shards, spec, sgd, grad_scaler=scaler)
-        for number in range(5):
-            if disturbed or number != 3:
-                step_of(training, number, scaler, bad if number == 3 else None)
-            else:
-                scaler.update(4.0)
-        results.append([full(training.model), training.exchange.state_dict()])
-        assert everywhere(comm, scaler.get_scale() == 4.0)
-    assert everywhere(comm, same(*results))
-
-
 @pytest.mark.parametrize("steps", [0, 4], ids=["first step", "fifth step"])
 def test_gradients_that_are_not_finite_reach_their_owner_and_no_residual(comm, shards, steps):
     """The others of the unit are in a shard or in a residual."""
@@ -261,29 +147,13 @@ def test_gradients_that_are_not_finite_reach_their_owner_and_no_residual(comm, s
         assert everywhere(comm, near(residuals.values(), training.owed.values(), 1e-3))
 
 
-def test_cleared_gradients(comm, shards):
-    """They raise an error, or are undone: the next step is that of a run without them."""
-    training, rank = Given(comm, shards, "topka", sgd), comm.Get_rank()
+def test_a_further_pass_is_refused_where_exchanges_are_undoable(comm, shards):
+    training, rank = Given(comm, shards, "topka", sgd, undoable=True), comm.Get_rank()
     training.backward(0)
-    training.optimizer.zero_grad()
-    if training.ranks > 1:
-        with pytest.raises(RuntimeError, match=f"rank {rank}: gradients were exchanged by backward.* and cleared"):
-            training.backward(1)
-    comm.Barrier()
-    results = []
-    for dropped in (True, False):
-        training = Given(comm, shards, "topka", sgd, undoable=True)
-        step_of(training, 0)
-        if dropped:
-            training.optimizer.zero_grad()
-            training.backward(1)
-        step_of(training, 2)
-        results.append([full(training.model), training.exchange.state_dict()])
-    assert everywhere(comm, same(*results))
-    training.backward(3)
     if training.ranks > 1:
         with pytest.raises(RuntimeError, match=f"rank {rank}: gradients are added to exchanged ones"):
-            training.backward(4)
+            training.backward(1)
+    comm.Barrier()
 
 
 def test_gradients_zeroed_in_place_that_some_ranks_hold_no_element_of(comm, shards):
@@ -303,17 +173,6 @@ def test_gradients_zeroed_in_place_that_some_ranks_hold_no_element_of(comm, shar
                 optimizer.zero_grad(set_to_none=False)
         ends.append([full(model), exchange.state_dict()])
     assert everywhere(comm, same(*ends))
-
-
-def test_passes_before_a_step_must_not_all_be_exchanged_with_momentum(comm, shards):
-    training, rank = Given(comm, shards, "topka:memory=momentum", sgd), comm.Get_rank()
-    training.backward(0)
-    if training.ranks > 1:
-        with pytest.raises(
-            RuntimeError, match=f"rank {rank}: .*momentum would decay twice.*set_requires_gradient_sync"
-        ):
-            training.backward(1)
-    comm.Barrier()
 
 
 def test_gradients_zeroed_in_place_take_delivered_momentum_back(comm, shards):

@@ -1,8 +1,8 @@
 """What scripts do around a step, and which front end supports it: the table below is the list.
 
-Each test is a situation, which ``front_ends.FrontEnd.check`` runs with stock (Horovod, DDP, FSDP2 over replicas, a
-dense sum of arrays) and with the front end: at density 1, training has stock's bits; below, every rank ends with the
-same bits, and what a parameter lacks is in the residuals.
+Each test is a situation, which ``front_ends.FrontEnd.check`` runs with stock (Horovod, DDP, FSDP2 over replicas and
+fully sharded, a dense sum of arrays) and with the front end: at density 1, training has stock's bits; below, every rank
+ends with the same bits, and what a parameter lacks is in the residuals.
 """
 
 from __future__ import annotations
@@ -30,70 +30,72 @@ pytestmark = pytest.mark.mpi
 
 # yes: as stock. refused: an error on every rank, with a remedy. -: does not apply, for the reason in the comment.
 TABLE = """
-situation                                                    Horovod  DDP      FSDP2    local    arrays
-training                                                     yes      yes      yes      yes      yes
-training_with_adamw                                          yes      yes      yes      -        -       # arrays, local: no exchange of gradients knows AdamW
-several_backward_passes_in_a_step                            yes      yes      yes      yes      yes
-several_exchanged_passes_in_a_step                           yes      yes      yes      -        -       # arrays, local: no exchange of gradients before the step
-a_layer_frozen_from_the_start                                yes      yes      yes      yes      -       # arrays: a script leaves out what it likes
-a_layer_frozen_for_some_steps                                yes      yes      yes      yes      -
-a_layer_frozen_after_the_first_pass_of_a_step                yes      yes      yes      -        -       # local: freeze between two steps
-a_layer_frozen_after_the_first_exchanged_pass_of_a_step      yes      yes      yes      -        -       # local: no exchange of gradients before the step
-a_layer_thawed_later                                         yes      -        refused  yes      -       # DDP: stock does not average such gradients
-layers_without_a_gradient_on_some_ranks                      yes      yes      yes      yes      -
-a_layer_without_a_gradient_on_all_ranks                      yes      yes      yes      yes      -
-gradients_zeroed_in_place                                    yes      yes      yes      yes      -
-layers_run_in_a_different_order_on_each_rank                 yes      yes      yes      yes      -
-parameters_listed_in_a_different_order_on_each_rank          yes      yes      yes      yes      -       # arrays: know no parameters
-a_parameter_shared_by_two_layers                             yes      yes      yes      yes      yes
-an_empty_parameter                                           yes      yes      -        yes      yes     # FSDP2: torch cannot reduce it
-parameters_of_several_dtypes                                 yes      yes      yes      yes      -       # arrays: one dtype each (test_arrays.py)
-complex_parameters                                           yes      yes      yes      yes      -
-other_defaults_of_torch                                      yes      yes      yes      yes      -       # arrays: NumPy's
-param_groups_with_different_rates                            yes      yes      yes      yes      -       # arrays: one rate each
-embeddings_with_sparse_gradients                             yes      yes      -        yes      -       # FSDP2: torch does not support them
-activations_computed_again                                   yes      yes      yes      yes      yes
-a_layer_that_runs_twice                                      yes      yes      yes      yes      yes
-a_backward_pass_that_fails_before_the_first_gradient         yes      yes      yes      yes      yes     # after it: test_optimizer.py, test_ddp.py, test_fsdp_passes.py
-gradients_in_one_flat_buffer                                 yes      yes      -        yes      -       # FSDP2: has its own buffers
-gradients_clipped_by_the_compression                         yes      yes      yes      refused  -       # arrays: test_arrays.py
-gradients_clipped_by_the_script_at_density_1                 yes      yes      yes      -        -       # local: before its own step. arrays: explicit
-gradients_divided_by_a_number_that_changes_at_density_1      yes      yes      yes      -        -       # below, rank 0 warns
-a_step_that_a_scaler_skips                                   yes      yes      yes      -        -       # local: each rank skips its own (test_local_sgd.py)
-a_dropped_step                                               refused  refused  refused  -        -
-a_dropped_step_where_exchanges_are_undoable                  yes      yes      yes      -        -
-exchanged_passes_with_momentum_of_the_compression            refused  refused  refused  -        -
-an_exchanged_pass_after_gradients_were_changed               refused  refused  refused  -        -
-two_steps_with_the_same_gradients_at_density_1               yes      yes      yes      -        -       # local: a second round. arrays: a second exchange
-two_steps_with_the_same_gradients                            refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
-momentum_cleared_by_the_script                               yes      yes      yes      -        -       # local: own momentum of each rank. arrays: know no optimizer
-momentum_moved_by_the_script                                 yes      yes      yes      -        -
-momentum_scaled_by_the_script_at_density_1                   yes      yes      yes      -        -       # below, rank 0 warns
-a_closure                                                    yes      yes      yes      yes      -       # arrays: the call stands in the closure
-two_optimizers_of_one_model                                  yes      yes      yes      yes      -       # arrays: know no optimizer
-an_optimizer_with_its_own_step                               yes      yes      yes      -        -       # local: its momentum stays on the rank
-attributes_and_hooks_of_the_optimizer                        yes      -        -        yes      -       # DDP, FSDP2: wrap no optimizer
-a_learning_rate_of_0_for_some_steps                          yes      yes      yes      yes      -
-learning_rates_that_fall_near_0_and_rise_again               yes      yes      yes      -        -
-two_models_in_turn_and_together                              yes      yes      yes      yes      yes
-ranks_with_fewer_steps                                       yes      yes      -        yes      -       # FSDP2: torch has no join. arrays: as any collective
-going_back_with_reset                                        yes      yes      yes      yes      -       # arrays: make a new one
-a_training_that_ends                                         yes      yes      yes      yes      yes
-resuming_on_the_same_ranks                                   yes      yes      yes      yes      yes
-resuming_on_another_number_of_ranks                          yes      yes      yes      yes      -       # arrays: same ranks only
-an_unknown_compression                                       refused  refused  refused  refused  refused
-configurations_that_differ_between_ranks                     refused  refused  refused  refused  refused
-models_that_differ_between_ranks                             refused  -        refused  refused  refused # DDP: torch itself refuses them
-parameters_with_the_same_name                                refused  refused  -        refused  -       # FSDP2: names are the model's. arrays: have none
-momentum_of_both_optimizer_and_compression                   refused  refused  refused  refused  -       # arrays: know no optimizer
-an_optimizer_that_is_wrapped_already                         refused  refused  refused  refused  -
-a_parameter_that_gets_another_group                          -        refused  refused  -        -       # Horovod: test_late_changes.py, local: test_local_sgd.py
-an_optimizer_of_another_model                                -        refused  refused  -        -       # Horovod, local: the optimizer is the model
+situation                                                    Horovod  DDP      FSDP2    sharded  local    arrays
+training                                                     yes      yes      yes      yes      yes      yes
+training_with_adamw                                          yes      yes      yes      yes      -        -       # arrays, local: no exchange of gradients knows AdamW
+several_backward_passes_in_a_step                            yes      yes      yes      yes      yes      yes
+several_exchanged_passes_in_a_step                           yes      yes      yes      refused  -        -       # arrays, local: no exchange of gradients before the step
+a_layer_frozen_from_the_start                                yes      yes      yes      yes      yes      -       # arrays: a script leaves out what it likes
+a_layer_frozen_for_some_steps                                yes      yes      yes      yes      yes      -
+a_layer_frozen_after_the_first_pass_of_a_step                yes      yes      yes      yes      -        -       # local: freeze between two steps
+a_layer_frozen_after_the_first_exchanged_pass_of_a_step      yes      yes      yes      refused  -        -       # local: no exchange of gradients before the step
+a_layer_thawed_later                                         yes      -        refused  refused  yes      -       # DDP: stock does not average such gradients
+layers_without_a_gradient_on_some_ranks                      yes      yes      yes      yes      yes      -
+a_layer_without_a_gradient_on_all_ranks                      yes      yes      yes      yes      yes      -
+gradients_zeroed_in_place                                    yes      yes      yes      yes      yes      -
+layers_run_in_a_different_order_on_each_rank                 yes      yes      yes      yes      yes      -
+parameters_listed_in_a_different_order_on_each_rank          yes      yes      yes      yes      yes      -       # arrays: know no parameters
+a_parameter_shared_by_two_layers                             yes      yes      yes      yes      yes      yes
+an_empty_parameter                                           yes      yes      -        -        yes      yes     # FSDP: torch cannot reduce it
+parameters_of_several_dtypes                                 yes      yes      yes      -        yes      -       # sharded: float32 and bfloat16. arrays: one dtype each (test_arrays.py)
+complex_parameters                                           yes      yes      yes      -        yes      -
+other_defaults_of_torch                                      yes      yes      yes      yes      yes      -       # arrays: NumPy's
+param_groups_with_different_rates                            yes      yes      yes      yes      yes      -       # arrays: one rate each
+embeddings_with_sparse_gradients                             yes      yes      -        -        yes      -       # FSDP: torch does not support them
+activations_computed_again                                   yes      yes      yes      yes      yes      yes
+a_layer_that_runs_twice                                      yes      yes      yes      yes      yes      yes
+a_backward_pass_that_fails_before_the_first_gradient         yes      yes      yes      yes      yes      yes     # after it: test_optimizer.py, test_ddp.py, test_fsdp_passes.py
+gradients_in_one_flat_buffer                                 yes      yes      -        -        yes      -       # FSDP: has its own buffers
+gradients_clipped_by_the_compression                         yes      yes      yes      refused  refused  -       # arrays: test_arrays.py
+gradients_clipped_by_the_script_at_density_1                 yes      yes      yes      yes      -        -       # local: before its own step. arrays: explicit
+gradients_divided_by_a_number_that_changes_at_density_1      yes      yes      yes      yes      -        -       # below, rank 0 warns
+a_step_that_a_scaler_skips                                   yes      yes      yes      yes      -        -       # local: each rank skips its own (test_local_sgd.py)
+a_dropped_step                                               refused  refused  refused  refused  -        -
+a_dropped_step_where_exchanges_are_undoable                  yes      yes      yes      yes      -        -
+exchanged_passes_with_momentum_of_the_compression            refused  refused  refused  refused  -        -
+an_exchanged_pass_after_gradients_were_changed               refused  refused  refused  refused  -        -
+two_steps_with_the_same_gradients_at_density_1               yes      yes      yes      yes      -        -       # local: a second round. arrays: a second exchange
+two_steps_with_the_same_gradients                            refused  refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
+momentum_cleared_by_the_script                               yes      yes      yes      yes      -        -       # local: own momentum of each rank. arrays: know no optimizer
+momentum_moved_by_the_script                                 yes      yes      yes      yes      -        -
+momentum_scaled_by_the_script_at_density_1                   yes      yes      yes      yes      -        -       # below, rank 0 warns
+a_closure                                                    yes      yes      yes      yes      yes      -       # arrays: the call stands in the closure
+two_optimizers_of_one_model                                  yes      yes      yes      yes      yes      -       # arrays: know no optimizer
+an_optimizer_with_its_own_step                               yes      yes      yes      yes      -        -       # local: its momentum stays on the rank
+attributes_and_hooks_of_the_optimizer                        yes      -        -        -        yes      -       # DDP, FSDP: wrap no optimizer
+a_learning_rate_of_0_for_some_steps                          yes      yes      yes      yes      yes      -
+learning_rates_that_fall_near_0_and_rise_again               yes      yes      yes      yes      -        -
+two_models_in_turn_and_together                              yes      yes      yes      yes      yes      yes
+ranks_with_fewer_steps                                       yes      yes      -        -        yes      -       # FSDP: torch has no join. arrays: as any collective
+going_back_with_reset                                        yes      yes      yes      yes      yes      -       # arrays: make a new one
+a_training_that_ends                                         yes      yes      yes      yes      yes      yes
+resuming_on_the_same_ranks                                   yes      yes      yes      yes      yes      yes
+resuming_on_another_number_of_ranks                          yes      yes      yes      -        yes      -       # arrays: same ranks only
+an_unknown_compression                                       refused  refused  refused  refused  refused  refused
+configurations_that_differ_between_ranks                     refused  refused  refused  refused  refused  refused
+models_that_differ_between_ranks                             refused  -        refused  refused  refused  refused # DDP: torch itself refuses them
+parameters_with_the_same_name                                refused  refused  -        -        refused  -       # FSDP: names are the model's. arrays: have none
+momentum_of_both_optimizer_and_compression                   refused  refused  refused  refused  refused  -       # arrays: know no optimizer
+an_optimizer_that_is_wrapped_already                         refused  refused  refused  refused  refused  -
+a_parameter_that_gets_another_group                          -        refused  refused  refused  -        -       # Horovod: test_late_changes.py, local: test_local_sgd.py
+an_optimizer_of_another_model                                -        refused  refused  refused  -        -       # Horovod, local: the optimizer is the model
 """  # noqa: E501
 
 _, *NAMES = TABLE.split("\n")[1].split()
 ROWS = {row.split()[0]: row.split("#")[0].split()[1:] for row in TABLE.strip().split("\n")[1:]}
 WRITTEN = []
+# Front ends that exchange in the backward pass, through hooks of torch, under torchrun, too.
+HOOKED = ("DDP", "FSDP2", "sharded")
 
 
 def situation(message=None, **messages):
@@ -107,7 +109,7 @@ def situation(message=None, **messages):
         WRITTEN.append(name)
         cells = {one: cell for one, cell in zip(NAMES, ROWS[name], strict=True) if cell != "-"}
         if torch_ranks.launched():  # torchrun starts no MPI
-            cells = {one: cell for one, cell in cells.items() if one in ("DDP", "FSDP2")}
+            cells = {one: cell for one, cell in cells.items() if one in HOOKED}
         if not cells:
             return None
 
@@ -168,7 +170,7 @@ def test_several_backward_passes_in_a_step(front_end):
             for batch in batches:
                 training.backward(batch, last=batch == batches[-1])
             training.step()
-        if front_end.ranks > 1 and front_end.name in ("DDP", "FSDP2"):
+        if front_end.ranks > 1 and front_end.name in HOOKED:
             steps = [exchange.statistics()["total/steps"] for exchange in training.exchanges]
             assert front_end.everywhere(steps in ([], [3]))
 
@@ -183,7 +185,7 @@ def accumulate(training):
         training.step()
 
 
-@situation()
+@situation(sharded="RANK: .*momentum would decay twice.*set_requires_gradient_sync")
 def test_several_exchanged_passes_in_a_step(front_end):
     """Without ``no_sync`` and its like, each pass exchanges what it adds; they count as one step."""
 
@@ -254,7 +256,7 @@ def test_a_layer_frozen_after_the_first_pass_of_a_step(front_end):
     front_end.check(functools.partial(train_frozen_between, exchanges=False), passes=2, unused=True, dgc=False)
 
 
-@situation()
+@situation(sharded="RANK: .*momentum would decay twice.*set_requires_gradient_sync")
 def test_a_layer_frozen_after_the_first_exchanged_pass_of_a_step(front_end):
     accumulating = functools.partial(train_frozen_between, exchanges=False)
     exchanging = functools.partial(train_frozen_between, exchanges=True)
@@ -305,7 +307,7 @@ def test_gradients_zeroed_in_place(front_end):
             training.backward(step, *uses[step % 3])
             training.step()
             names = ["third"] * (step >= 6)
-            names += ["second"] * (step % 3 == 1 and front_end.name in ("DDP", "FSDP2"))
+            names += ["second"] * (step % 3 == 1 and front_end.name in HOOKED)
             stand = [same(training.parameters()[f"{name}.weight"], before[f"{name}.weight"]) for name in names]
             assert front_end.everywhere(all(stand) or training.momentum is not None)
 
@@ -481,7 +483,7 @@ def test_gradients_in_one_flat_buffer(front_end):
     front_end.check_bits(train_with_views, train)
 
 
-@situation("RANK: .*outer step .*residual")
+@situation(local="RANK: .*outer step .*residual", sharded="RANK: max_norm=50.0 does not work")
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 def test_gradients_clipped_by_the_compression(front_end, scaled):
     """Each replica's complete gradient, to the threshold by the square root of their number; before the loss scale."""
@@ -567,7 +569,7 @@ def test_a_step_that_a_scaler_skips(front_end, make):
 PASSES = {
     "Horovod": r"\(with torch\.autograd\.grad\(\)[^)]*backward_passes_per_step",
     "DDP": r"\(inside model\.no_sync\(\)\)",
-    "FSDP2": r"\(after model\.set_requires_gradient_sync\(False\)\)",
+    **dict.fromkeys(("FSDP2", "sharded"), r"\(after model\.set_requires_gradient_sync\(False\)\)"),
 }
 
 
@@ -609,7 +611,10 @@ def test_a_dropped_step_where_exchanges_are_undoable(front_end, how):
     front_end.check_bits(train_with_trials, train, undoable=True)
 
 
-@situation(**{name: f"RANK: .*momentum of its own.*{passes}" for name, passes in PASSES.items()})
+@situation(
+    **{name: f"RANK: .*momentum of its own.*{passes}" for name, passes in PASSES.items()}
+    | {"sharded": "RANK: .*momentum would decay twice.*set_requires_gradient_sync"}
+)
 def test_exchanged_passes_with_momentum_of_the_compression(front_end):
     training = front_end.training(hvs.Compression.topka(memory="momentum", momentum=0.9, **settings()))
     for _ in range(2):
@@ -621,7 +626,7 @@ def test_exchanged_passes_with_momentum_of_the_compression(front_end):
 @pytest.mark.parametrize("change", ["scaled", "cleared"])
 def test_an_exchanged_pass_after_gradients_were_changed(front_end, change):
     """A script that clips between two passes of one step, or clears some gradients."""
-    training = front_end.training(RECOMMENDED)
+    training = front_end.training(SPARSE[0])
     training.backward(0)
     front_end.reduced(training)
     first = next(training.module.parameters())
@@ -915,7 +920,7 @@ def test_a_training_that_ends(front_end, no_collection):
     training = begin()
     left = [weakref.ref(connection) for connection in connections(training.exchange)]
     del training
-    if front_end.name == "FSDP2":  # whose modules refer to themselves
+    if front_end.name in ("FSDP2", "sharded"):  # whose modules refer to themselves
         gc.collect()
     deadline = time.monotonic() + 10  # of the watch, too
     while time.monotonic() < deadline and (threads() > before or any(one() for one in left)):
@@ -965,6 +970,7 @@ def test_resuming_on_another_number_of_ranks(front_end):
     "RANK: .*'topk'",
     DDP="unknown compression 'topk'.*register no hook",
     FSDP2="unknown compression 'topk'.*mesh of both dimensions",
+    sharded="unknown compression 'topk'.*fully_shard alone",
     local=r"RANK: unknown compression 'topk'.*Compression\.dense",
 )
 def test_an_unknown_compression(front_end):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOG = logging.getLogger("horovod_sparse")
-# Seconds at the end of the program. A thread of Gloo that releases the tensor of the last collective only when Python is
-# being finalized ends the process with SIGABRT (https://github.com/pytorch/pytorch/issues/190489).
+# Seconds at the end of the program. A thread of Gloo that releases a tensor while Python is being finalized ends the
+# process with SIGABRT (https://github.com/pytorch/pytorch/issues/190489).
 _RELEASE = 0.2
 
 

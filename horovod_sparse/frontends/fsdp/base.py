@@ -33,6 +33,8 @@ from horovod_sparse.kernels import copy_to_host
 # the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
 _USED, _ONE = "ranks with a gradient", 2.0**-64
 
+# How a script computes gradients without an exchange.
+WITHOUT_EXCHANGE = "after model.set_requires_gradient_sync(False)"
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ModelExchange] = weakref.WeakKeyDictionary()
 

@@ -18,7 +18,7 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
 from horovod_sparse.frontends.eager import weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
+from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_held, require_replicas, require_saved_by
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.reshard import Part, merge_replicas
@@ -72,7 +72,7 @@ class ReplicaExchange(ModelExchange):
             undoable=undoable,
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
-            without_exchange="after model.set_requires_gradient_sync(False)",
+            without_exchange=WITHOUT_EXCHANGE,
             settle=lambda: not me._reduced,
         )
         self._exchange.place(self._parameters, first_in_forward=[self._member_of_uses()])

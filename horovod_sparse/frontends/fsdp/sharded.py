@@ -17,7 +17,7 @@ from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
-from horovod_sparse.frontends.fsdp.base import ModelExchange, reduced_twice
+from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
@@ -121,6 +121,7 @@ class ShardedExchange(ModelExchange):
             residual_unit=residual_unit,
             instead_of_clipping="let the compression bound what a step delivers: memory='momentum' with limit, as "
             "recommended does",
+            without_exchange=WITHOUT_EXCHANGE,
             settle=lambda: not me._reduced,
         )
         if transport.size > 1:
