@@ -108,6 +108,8 @@ _LOCAL_FAMILIES = (
     _Family("C8", {"local-32-adam-streamed": "streamed"}, (8, -10), "left"),
     _Family("C1", {"local-32-adam-2bit": "2 bits"}, (-4, 8), "right"),
     _Family("C4", {"sparseloco-32": "SparseLoCo, H = 32"}, (0, -20), "center"),
+    _Family("C5", {"muloco-32-2bit": "2 bits", "muloco-32": "MuLoCo"}, (-4, 8), "right"),
+    _Family("C6", {"local-32-muon": "ours, Muon"}, (-8, -4), "right"),
 )
 # Titles of tasks that have another name in the text.
 _TITLES = {"fashion-mnist": "Images: Fashion-MNIST", "stdlib": "Language model: sources of Python's standard library"}
@@ -120,7 +122,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
 
 def plot_local_steps(results: Results, path: Path) -> None:
     """Draw the same for local steps and what exchanges in every step, with AdamW."""
-    _plot(results, STDLIB, _LOCAL_FAMILIES, "Language model, AdamW: exchanges in every step, and after H steps", path)
+    _plot(results, STDLIB, _LOCAL_FAMILIES, "Language model: exchanges in every step, and after H steps", path)
 
 
 def _plot(results: Results, task: str, families: Sequence[_Family], title: str, path: Path) -> None:
