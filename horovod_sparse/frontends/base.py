@@ -130,8 +130,8 @@ def within(optimizer: Any) -> Any:
 
 def require_common(model: torch.nn.Module, exchange: Any) -> None:
     """Raise ValueError if another ``LocalOptimizer`` than the one to save has parameters of the model in a round."""
-    for other in local - {exchange}:
-        names = other.apart_in(model)
+    for other in local:
+        names = [] if other is exchange else other.apart_in(model)
         if names:
             raise ValueError(
                 f"another LocalOptimizer has moved {names[0]} since its last exchange, and a checkpoint of the model "
