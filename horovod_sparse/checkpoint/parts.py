@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators
-from horovod_sparse.frontends.base import require_common, within
+from horovod_sparse.frontends.base import refuse_other_rounds, within
 
 # Settings that may change between two runs. Some of them affect the bucket layout, which is compared separately.
 _FREE = ("density", "dense_below", "bucket_bytes")
@@ -22,7 +22,7 @@ def own_state(
     Raises:
         ValueError: Parameters of the model are in a round of another ``LocalOptimizer``.
     """
-    require_common(model, exchange)
+    refuse_other_rounds(model, exchange)
     settings = {} if copy is None else {"copy": copy}
     return {
         "compression": None if exchange is None else exchange.state_dict(**settings),

@@ -120,7 +120,7 @@ separate: weakref.WeakSet[ExchangingGradients] = weakref.WeakSet()
 
 
 # States of all LocalOptimizers.
-local: weakref.WeakSet[Any] = weakref.WeakSet()
+local_states: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def within(optimizer: Any) -> Any:
@@ -128,9 +128,9 @@ def within(optimizer: Any) -> Any:
     return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
 
 
-def require_common(model: torch.nn.Module, exchange: Any) -> None:
+def refuse_other_rounds(model: torch.nn.Module, exchange: Any) -> None:
     """Raise ValueError if another ``LocalOptimizer`` than the one to save has parameters of the model in a round."""
-    for other in local:
+    for other in local_states:
         names = [] if other is exchange else other.apart_in(model)
         if names:
             raise ValueError(

@@ -25,14 +25,18 @@ from horovod_sparse.frontends.fsdp import scattering
 pytestmark = pytest.mark.mpi
 
 
-def test_passes_before_a_step_may_all_be_exchanged_without_an_optimizer(comm, shards):
-    training = Given(comm, shards, "topka")
+@pytest.mark.parametrize("optimizer", [None, sgd], ids=["no optimizer", "optimizer"])
+def test_passes_before_a_step_may_all_be_exchanged_without_momentum(comm, shards, caplog, optimizer):
+    training = Given(comm, shards, "topka", optimizer)
     for step in range(6):
         training.backward(step)
         if step % 3 == 2:
+            if optimizer is not None:
+                training.optimizer.step()
             training.collect()
     assert training.conserved()
     assert some(comm, training.owed)
+    assert everywhere(comm, not any("are scaled" in message for message in caplog.messages))
 
 
 def test_residuals_of_unused_parameters_are_neither_sent_nor_changed(comm, shards):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import socket
@@ -41,7 +42,7 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
         RuntimeError: A launcher that neither MPI nor torch knows has started several processes, or MPI is missing or
             lacks ``MPI_THREAD_MULTIPLE``.
     """
-    atexit.register(time.sleep, _RELEASE)
+    _wait_at_exit()
     if distributed.is_torchelastic_launched():
         distributed.init_process_group(backend or _backend_under_torchrun(), **settings)
         return
@@ -57,6 +58,11 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
     node.Free()
     store = _store(comm, one_node=local_ranks == ranks)
     distributed.init_process_group(chosen, store=store, rank=rank, world_size=ranks, **settings)
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    atexit.register(time.sleep, _RELEASE)
 
 
 def _backend(comm: MPI.Intracomm, node: MPI.Intracomm) -> str:

@@ -72,7 +72,7 @@ class Differences(Exchange):
         if members:
             self.add(members)
 
-    def require_common(self) -> None:
+    def require_intact(self) -> None:
         """Raise RuntimeError if an exchange has failed on this rank, which others may have completed."""
         if self._failure:
             raise RuntimeError(
@@ -99,7 +99,7 @@ class Differences(Exchange):
             RuntimeError: Only some of the ranks have called ``synchronize()``, though they must do so together; or an
                 earlier exchange has failed.
         """
-        self.require_common()
+        self.require_intact()
         flags = np.array([working, ending, stepped, *(p in given for p in self.names)], np.int32)
         with process.communicating(CALL, self.transport):
             works, ends, steps, *givers = self.transport.allreduce(flags).tolist()

@@ -90,7 +90,7 @@ class Fragment:
 
         A frozen parameter that still has a gradient is moved by optimizers of torch.
         """
-        self.exchange.require_common()
+        self.exchange.require_intact()
         for p in self.names:
             if p not in self.apart and (p.requires_grad or p.grad is not None):
                 self.save(p)

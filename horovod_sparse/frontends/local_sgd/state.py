@@ -10,7 +10,7 @@ import torch
 
 from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.state import on_host
-from horovod_sparse.frontends.base import local
+from horovod_sparse.frontends.base import local_states
 from horovod_sparse.frontends.local_sgd.fragment import Fragment, Transfer
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
 from horovod_sparse.frontends.optimizers import parameters_in
@@ -57,7 +57,7 @@ class LocalState:
         self._grad_scaler = grad_scaler
         self._begins_from_common = False  # as a loaded state lacks what other ranks than the one that saved it need
         self.local_step = self.local_step  # writes the key into every param group
-        local.add(self)
+        local_states.add(self)
 
     @property
     def _own(self) -> Any:
@@ -179,7 +179,7 @@ class LocalState:
         self.begin()
         self._rounds.settle()
         for fragment in self.fragments:
-            fragment.exchange.require_common()
+            fragment.exchange.require_intact()
         own = self._plain.state_dict()
         entries = {
             at: {
