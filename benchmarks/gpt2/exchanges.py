@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import horovod_sparse as hvs
 from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
+from horovod_sparse.frontends.exchange import GradientExchange
+from horovod_sparse.frontends.optimizers import group_numbers
 from horovod_sparse.transport.base import Transport
 
 POWERSGD_START = 10  # steps that are sent dense first, as in the convergence benchmark
@@ -45,10 +46,10 @@ class Simulated(ExchangingGradients):
             1 / transport.size,
             limits(None, None),
             without_exchange="without a step",
-            settle=lambda: True,  # the exchange is part of the step
+            between_steps=lambda: True,  # the exchange is part of the step
         )
         trained = group_numbers([optimizer])
-        self.exchange.place({name: p for name, p in model.named_parameters() if p in trained})
+        self.exchange.create_buckets({name: p for name, p in model.named_parameters() if p in trained})
 
     def _exchange_gradients(self, *_: object) -> None:
         worker = self.exchange.worker

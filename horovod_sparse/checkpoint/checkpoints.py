@@ -23,8 +23,8 @@ from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.frontends.base import exchange_of
 from horovod_sparse.frontends.members import job, transport_of
+from horovod_sparse.frontends.registry import exchange_of
 
 _LOG = logging.getLogger("horovod_sparse")
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators
-from horovod_sparse.frontends.base import refuse_other_rounds, within
+from horovod_sparse.frontends.registry import made_by, refuse_other_rounds
 
 # Settings that may change between two runs. Some of them affect the bucket layout, which is compared separately.
 _FREE = ("density", "dense_below", "bucket_bytes")
@@ -39,7 +39,7 @@ def shared_state(model: nn.Module, optimizer: Any, exchange: Any, others: dict[s
         ValueError: One of the others has a part on each rank.
     """
     for name, other in others.items():
-        if within(other) is not None:
+        if made_by(other) is not None:
             raise ValueError(
                 f"{name} exchanges gradients, and only the residuals of rank 0 would be saved: pass it as exchange=, "
                 "and give each exchange Checkpoints of its own"

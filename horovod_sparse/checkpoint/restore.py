@@ -19,7 +19,7 @@ from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.engine.state import leader
-from horovod_sparse.frontends.base import exchange_of
+from horovod_sparse.frontends.registry import exchange_of
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")

@@ -164,9 +164,14 @@ class Exchange:
         except Exception as error:  # such as a learning rate that is no number: not an error of backward()
             return Reading(error)
 
-    def anywhere(self, flags: Sequence[bool]) -> list[bool]:
-        """Return which flags are set on any rank; a collective call between steps."""
-        with process.communicating("synchronize()", self.transport):
+    def anywhere(self, flags: Sequence[bool], call: str) -> list[bool]:
+        """Return which flags are set on any rank; a collective call between steps.
+
+        Args:
+            flags: As many on every rank.
+            call: The script's call that waits for it, for reports.
+        """
+        with process.communicating(call, self.transport):
             counts = self.transport.allreduce(np.array(flags, np.int32))
         return [bool(count) for count in counts]
 
@@ -198,7 +203,7 @@ class Exchange:
         Args:
             copy: Copies an array to the host.
         """
-        self.worker.undo_unapplied()
+        self.worker.undo_if_undoable()
         buffers = self.buffers()
         return {"buckets": [bucket.state_dict(copy, buffers) for bucket in self.worker.buckets]}
 
@@ -214,7 +219,7 @@ class Exchange:
                 keep their state.
         """
         require_state(state)
-        self.worker.undo_unapplied()
+        self.worker.undo_if_undoable()
         self._grow(state)
         self._require_layout(state)
         before: list[tuple[Bucket, dict[str, Any]]] = []
@@ -231,7 +236,7 @@ class Exchange:
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
-            self.worker.undo_unapplied()
+            self.worker.undo_if_undoable()
             self.worker.confirm()
             for bucket in self.worker.buckets:
                 bucket.reset()
@@ -255,7 +260,7 @@ class Exchange:
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration.
         """
-        self.worker.undo_unapplied()
+        self.worker.undo_if_undoable()
         self._grow(leader)
         buckets = self.worker.buckets
         if buckets and not leader["buckets"]:

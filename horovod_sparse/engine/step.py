@@ -19,8 +19,12 @@ class State(Enum):
     SKIPPED = "the results were dropped, and the exchange was undone"
 
 
-_FOLLOWING = {
-    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},  # the last two after an error, or in join()
+_FOLLOWING = {  # in join(), a step is applied as soon as it was exchanged
+    State.COLLECTING: {
+        State.EXCHANGING,
+        State.REDUCED,
+        State.APPLIED,
+    },  # the latter two after an error
     State.EXCHANGING: {State.COLLECTING, State.REDUCED, State.APPLIED},  # the first one if buckets are added
     State.REDUCED: {State.APPLIED, State.SKIPPED},
 }
@@ -34,10 +38,10 @@ class ModelStep:
         number: Number of the step, from 0.
         state: The state; changed by ``enter`` only.
         started: Number of buckets whose exchange was started; the number of the next one.
-        last_begun: Number of the first of the buckets whose exchange began last.
+        last_begun: Number of the bucket that began last; of several in flight together, that of the first.
         unapplied: Buckets whose exchange has begun, and whose result no optimizer has applied.
-        awaits_optimizer: Whether no optimizer has taken a step since the exchange began; the same on ranks with other
-            shards.
+        awaits_optimizer: Whether no optimizer has taken a step since the exchange began; the same on all ranks,
+            whichever shards they hold.
         complete: Time of the last gradient, in ns of ``time.perf_counter_ns``.
         error: The error that ended the exchange; None: none so far.
     """

@@ -230,7 +230,7 @@ class Worker:
             device.follow()
 
     def __del__(self) -> None:
-        """Free gradients of a step that was left unfinished only after the work on them, like ``finish``."""
+        """Let the gradients of an unfinished step be freed only after the device's work on them."""
         if self.step.active:
             self._follow()
 
@@ -299,8 +299,8 @@ class Worker:
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
         self._exposed = exposed / 1e9 if on_host else 0.0
 
-    def wait_for_all_but(self, last: int) -> Sequence[Bucket]:
-        """Wait until all but the last of the buckets that were started are exchanged.
+    def wait_for_all_but_last(self) -> Sequence[Bucket]:
+        """Wait until all buckets that were started are exchanged, but the last.
 
         It limits the gradients that are in memory at a time where buckets free theirs after the exchange.
 
@@ -308,7 +308,7 @@ class Worker:
             The buckets whose results the caller's stream may read; none after an error, which the end of the step
             raises.
         """
-        buckets = self.buckets[: max(0, self.step.started - last)] if self.step.active else []
+        buckets = self.buckets[: max(0, self.step.started - 1)] if self.step.active else []
         for bucket in buckets:
             bucket.collected.done.result()
         if self.step.error is not None:
@@ -368,14 +368,17 @@ class Worker:
         if step.state is State.REDUCED and not step.unapplied:
             step.enter(State.APPLIED)
 
-    def unapplied_buckets(self, resumed: bool = False) -> list[int]:
-        """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied.
+    @property
+    def _unapplied(self) -> list[Bucket]:
+        return self.step.unapplied if self.step.state is State.REDUCED else []
 
-        Args:
-            resumed: Return those to which a backward pass has added, instead of the others.
-        """
-        unapplied = self.step.unapplied if self.step.state is State.REDUCED else []
-        return [bucket.layout.number for bucket in unapplied if bucket.collected.resumes == resumed]
+    def unapplied_numbers(self) -> list[int]:
+        """Return the numbers of the buckets whose result no optimizer has applied, and no backward pass added to."""
+        return [bucket.layout.number for bucket in self._unapplied if not bucket.collected.resumes]
+
+    def resumed_numbers(self) -> list[int]:
+        """Return the numbers of the buckets to whose unapplied result a backward pass has added."""
+        return [bucket.layout.number for bucket in self._unapplied if bucket.collected.resumes]
 
     def resume(self, numbers: Container[int]) -> None:
         """Let the next exchange add to results that no optimizer has applied, by the numbers of their buckets."""
@@ -387,24 +390,22 @@ class Worker:
         """Undo the exchange of results that no optimizer has applied; RuntimeError if they cannot be undone.
 
         Args:
-            resumed: Numbers of buckets to drop, too, of those to which a backward pass has added.
+            resumed: Numbers of the buckets to drop although a backward pass has added to their results.
         """
         with self._lock:
             self._drop(resumed)
 
-    def undo_unapplied(self) -> None:
+    def undo_if_undoable(self) -> None:
         """Undo a step that was exchanged but not applied, if it can be; to be called between steps."""
         self._require_complete()
         with self._lock:
             if self._undoable:
-                self._drop(self.unapplied_buckets(resumed=True))
+                self._drop(self.resumed_numbers())
 
     def _drop(self, resumed: Container[int] = ()) -> None:
-        """Undo the exchange of results that are not applied; of those that are added to, only the given buckets'."""
+        """Undo the exchange of unapplied results, but of those that were added to only the given buckets'."""
         dropped = [
-            bucket
-            for bucket in (self.step.unapplied if self.step.state is State.REDUCED else ())
-            if not bucket.collected.resumes or bucket.layout.number in resumed
+            bucket for bucket in self._unapplied if not bucket.collected.resumes or bucket.layout.number in resumed
         ]
         if not dropped:
             return

@@ -1,11 +1,9 @@
-"""Functions that front ends offer to their users."""
+"""Functions that all front ends offer to their users."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -14,7 +12,7 @@ from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.transport.traffic import Traffic
 
 
-class Exchange(Protocol):
+class ExchangeLike(Protocol):
     """Exchanges of a front end, as its functions use them."""
 
     epoch: int | None
@@ -31,10 +29,10 @@ class Exchange(Protocol):
 
 
 class Exchanging:
-    """Functions of all front ends; a base class of optimizers, too, on whose names it must not collide."""
+    """Functions of all front ends; also a base class of wrapped optimizers, whose own names it must not use."""
 
     _sparse: Sparse
-    _exchange: Exchange | None = None  # None: this rank takes no part, or has not begun
+    _exchange: ExchangeLike | None = None  # None: this rank takes no part, or has not begun
     _epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -65,7 +63,7 @@ class Exchanging:
         Raises:
             RuntimeError: Called between backward() and step() of a ``DistributedOptimizer``.
         """
-        exchange = self._exchange_between_steps()
+        exchange = self._finished_exchange()
         return {} if exchange is None else exchange.statistics(norms)
 
     def reset(self) -> None:
@@ -74,12 +72,12 @@ class Exchanging:
         For scripts that go back to an earlier model, such as after a search for a learning rate, and have no state of
         the exchange of that time to load.
         """
-        exchange = self._exchange_between_steps()
+        exchange = self._finished_exchange()
         if exchange is not None:
             exchange.reset()
 
-    def _exchange_between_steps(self) -> Exchange | None:
-        """Return the exchange, ready for its state to be read."""
+    def _finished_exchange(self) -> ExchangeLike | None:
+        """Finish the last step, where the front end can, and return the exchange, whose state may now be read."""
         return self._exchange
 
     @property
@@ -110,63 +108,6 @@ class ExchangingGradients(Exchanging):
         Raises:
             RuntimeError: The exchange cannot be undone, as neither ``undoable=True`` nor a ``grad_scaler`` was given.
         """
-        exchange = self._exchange_between_steps()
+        exchange = self._finished_exchange()
         if isinstance(exchange, GradientExchange):
             exchange.discard()
-
-
-# Exchanges that are objects of their own, not part of an optimizer.
-separate: weakref.WeakSet[ExchangingGradients] = weakref.WeakSet()
-
-
-# States of all LocalOptimizers.
-local_states: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def within(optimizer: Any) -> Any:
-    """Return the exchange that an optimizer has made, or an exchange itself; None for anything else."""
-    return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
-
-
-def refuse_other_rounds(model: torch.nn.Module, exchange: Any) -> None:
-    """Raise ValueError if another ``LocalOptimizer`` than the one to save has parameters of the model in a round."""
-    for other in local_states:
-        names = [] if other is exchange else other.apart_in(model)
-        if names:
-            raise ValueError(
-                f"another LocalOptimizer has moved {names[0]} since its last exchange, and a checkpoint of the model "
-                "would give rank 0's values to all ranks: call synchronize() of every LocalOptimizer before saving"
-            )
-
-
-def exchange_of(model: torch.nn.Module, optimizer: Any) -> Any:
-    """Return what exchanges the gradients of a model, or what its optimizer exchanges; None if that is neither.
-
-    Raises:
-        ValueError: There are several, or one that does not know its parameters.
-    """
-    own = within(optimizer)
-    if own is not None:
-        return own
-    found, unknown = _serving(model)
-    if len(found) > 1 or (unknown and not found):
-        gc.collect()  # one of them may be that of an earlier model
-        found, unknown = _serving(model)
-    if len(found) > 1:
-        raise ValueError(
-            f"{len(found)} exchanges serve the model, but a checkpoint holds the state of one: use one for all "
-            "optimizers, such as SparseState(compression, [first, second], named_parameters), or pass exchange="
-        )
-    if unknown and not found:
-        raise ValueError(
-            "an unpickled SparseState does not know its model yet: set its named_parameters, or pass exchange= here"
-        )
-    return next(iter(found), None)
-
-
-def _serving(model: torch.nn.Module) -> tuple[list[ExchangingGradients], list[ExchangingGradients]]:
-    """Return the exchanges that have parameters of a model, and those that do not know theirs."""
-    of_model = set(model.parameters())
-    known = {one: set(one.exchanged_parameters()) for one in separate}
-    found = [one for one, parameters in known.items() if not parameters.isdisjoint(of_model)]
-    return found, [one for one, parameters in known.items() if not parameters]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod_sparse.engine.delivered import Delivered
+from horovod_sparse.frontends.confirmation import with_closure
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.scaling import Buckets, by_bucket, factor_of
-from horovod_sparse.frontends.step_hooks import with_closure
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
@@ -77,7 +77,7 @@ class _Watch:
 
     def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
-        selected = exchange.selected
+        selected = exchange.delivered_of
         if exchange not in self._known or self._known[exchange][0] is not selected:
             own = {p: selected[p] for p in parameters_in(optimizer) if p in selected}
             self._known[exchange] = selected, by_bucket(own)

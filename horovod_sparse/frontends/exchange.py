@@ -16,11 +16,18 @@ from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.clipping import warn_of_clipping
+from horovod_sparse.frontends.confirmation import follow_optimizers, prepare_to_follow
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers, register_momentum_hooks
-from horovod_sparse.frontends.optimizers import applies_momentum, is_adaptive, momentum_of, parameters_in
+from horovod_sparse.frontends.optimizers import (
+    applies_momentum,
+    group_numbers,
+    is_adaptive,
+    momentum_of,
+    optimizer_of,
+    parameters_in,
+)
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
 from horovod_sparse.rules import Conditions, Momentum
 from horovod_sparse.transport.base import Transport
@@ -43,15 +50,15 @@ class GradientExchange(Exchange):
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
         instead_of_clipping: Remedy for scripts that clip exchanged gradients, for messages.
         without_exchange: How a script computes gradients without an exchange, for messages.
-        settle: Ends an exchange that is complete; returns whether none is in progress.
+        between_steps: Returns whether no exchange is in progress; with DDP, it first finishes the last one.
         settings: Other arguments of ``Exchange``.
 
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
-        selected: What was delivered of each parameter whose gradient is selected from.
-        last_pass: Torch's number of the last backward pass that has added to gradients; negative: none.
+        delivered_of: ``delivered`` by parameter.
+        last_pass: Torch's number of the backward pass that was running at the last look at gradients; negative: none.
         instead_of_clipping: The argument.
-        settle: The argument.
+        between_steps: The argument.
     """
 
     def __init__(
@@ -66,27 +73,24 @@ class GradientExchange(Exchange):
         instead_of_clipping: str = "let the compression clip each rank's gradient before the exchange: "
         "memory='momentum' with max_norm, see Clipping in docs/ddp.md",
         without_exchange: str,
-        settle: Callable[[], bool],
+        between_steps: Callable[[], bool],
         **settings: Any,
     ) -> None:
         adaptive = any(map(is_adaptive, optimizers))
         super().__init__(sparse, transport, factor, stall, adaptive=adaptive, **settings)
         self.names: dict[torch.Tensor, str] = {}
         self.last_pass = -1
-        self.selected: Mapping[torch.Tensor, Delivered] = {}
-        self.settle, self.instead_of_clipping = settle, instead_of_clipping
+        self.delivered_of: Mapping[torch.Tensor, Delivered] = {}
+        self.between_steps, self.instead_of_clipping = between_steps, instead_of_clipping
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._units = ResidualUnits(residual_unit, transport.rank)
         self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
         self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
         self._warned = False  # that only an optimizer has loaded a state
         self.worker.without_exchange, self.worker.needs_confirmation = without_exchange, bool(optimizers)
-        # Hooks around a step run in this order: confirmation of the exchange, a look at gradients as the script left
-        # them, changes of them for the momentum. ``SparseState`` has registered the same ones already, in this order.
-        follow_optimizers(optimizers, self)
         for optimizer in optimizers:
-            warn_of_clipping(optimizer, self)
-            register_momentum_hooks(optimizer, sparse, self)
+            register_step_hooks(optimizer, sparse, self)
+        follow_optimizers(optimizers, self)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -94,7 +98,7 @@ class GradientExchange(Exchange):
         alive = [reference() for reference in self._optimizers]
         return tuple(optimizer for optimizer in alive if optimizer is not None)
 
-    def place(
+    def create_buckets(
         self,
         named: Mapping[str, torch.Tensor],
         user_groups: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
@@ -117,7 +121,7 @@ class GradientExchange(Exchange):
         ]
         self.add([*first_in_forward, *members])
         self.names |= {p: key for key, p in in_order.items()}
-        self.selected = {p: self.delivered[key] for p, key in self.names.items() if key in self.delivered}
+        self.delivered_of = {p: self.delivered[key] for p, key in self.names.items() if key in self.delivered}
 
     def conditions(self, group: int) -> Conditions:
         """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
@@ -148,8 +152,8 @@ class GradientExchange(Exchange):
 
     def _param_group(self, number: int) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
         """Return the param group with a number from ``group_numbers``, and its optimizer."""
-        index, place = divmod(number, len(self._optimizers))
-        optimizer = self.optimizers[place]
+        position, index = optimizer_of(number, len(self._optimizers))
+        optimizer = self.optimizers[position]
         if index >= len(optimizer.param_groups):
             raise RuntimeError(
                 f"rank {job().rank}: param group {index} of {type(optimizer).__name__} was removed, but its gradients "
@@ -157,10 +161,10 @@ class GradientExchange(Exchange):
             )
         return optimizer, optimizer.param_groups[index]
 
-    def undo_unapplied(self) -> None:
-        """Undo a step that was exchanged but skipped."""
-        if self.settle():
-            self.worker.undo_unapplied()
+    def undo_if_undoable(self) -> None:
+        """Undo a step that was exchanged but not applied, if it can be, and if no exchange is in progress."""
+        if self.between_steps():
+            self.worker.undo_if_undoable()
 
     def require_groups(self) -> None:
         """Raise RuntimeError if a parameter was moved into another param group, whose rate its residual cannot follow.
@@ -227,11 +231,16 @@ class GradientExchange(Exchange):
         return merged, notes
 
 
-def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
-    """Return the number of each parameter's param group, which stays the same when an optimizer gets more groups."""
-    return {
-        p: index * len(optimizers) + place
-        for place, optimizer in enumerate(optimizers)
-        for index, group in enumerate(optimizer.param_groups)
-        for p in group["params"]
-    }
+def register_step_hooks(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None) -> None:
+    """Register the hooks around an optimizer's steps, each once, in the order in which they run.
+
+    They confirm the exchange, look at the gradients as the script left them, and change these for the momentum.
+
+    Args:
+        optimizer: The optimizer.
+        sparse: The configuration.
+        exchange: The exchange of its gradients, held weakly; None: it is not there yet.
+    """
+    prepare_to_follow(optimizer)
+    warn_of_clipping(optimizer, exchange)
+    register_momentum_hooks(optimizer, sparse, exchange)

@@ -11,17 +11,17 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.momentum_hooks import MomentumHooks
 from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known, parameters_in
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
-from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Mode
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
 
 _LOG = logging.getLogger("horovod_sparse")
-_applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.WeakKeyDictionary()
+_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, MomentumHooks] = weakref.WeakKeyDictionary()
 
 
 def register_momentum_hooks(
@@ -52,18 +52,18 @@ def register_momentum_hooks(
             "sent, as its second moment is that of the dense steps: use a fifth of all steps, as in "
             "onebit:memory=momentum,dense_steps=1000"
         )
-    if optimizer not in _applied:
-        _applied[optimizer] = (OptimizersMomentum if sparse.takes_momentum_over else OwnMomentum)(optimizer)
+    if optimizer not in _hooks:
+        _hooks[optimizer] = (OptimizersMomentum if sparse.takes_momentum_over else OwnMomentum)(optimizer)
         if sparse.takes_momentum_over:
             _report(optimizer, sparse.momentum.fresh)
-    _applied[optimizer].options = sparse.momentum
+    _hooks[optimizer].options = sparse.momentum
     if exchange is not None:
-        _applied[optimizer].exchanges.add(exchange)
+        _hooks[optimizer].exchanges.add(exchange)
 
 
-def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
+def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, MomentumHooks]:
     """Return the hooks of the optimizers of an exchange that have some."""
-    return {optimizer: _applied[optimizer] for optimizer in exchange.optimizers if optimizer in _applied}
+    return {optimizer: _hooks[optimizer] for optimizer in exchange.optimizers if optimizer in _hooks}
 
 
 def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
@@ -79,14 +79,14 @@ def take_part_in_step(exchange: GradientExchange) -> None:
 
 def buffers_of(exchange: GradientExchange) -> dict[str, torch.Tensor]:
     """Return the momentum buffers that belong to the state of an exchange, by the keys of the gradients."""
-    selected = exchange.selected
+    delivered_of = exchange.delivered_of
     found = [known.buffers(optimizer).items() for optimizer, known in _optimizers_of(exchange).items()]
-    return {selected[p].key: buffer for buffers in found for p, buffer in buffers if p in selected}
+    return {delivered_of[p].key: buffer for buffers in found for p, buffer in buffers if p in delivered_of}
 
 
 def load_buffers(exchange: GradientExchange, buffers: Mapping[str, torch.Tensor]) -> None:
     """Load momentum buffers by the keys of the gradients; they may be flat."""
-    given = {p: buffers[part.key] for p, part in exchange.selected.items() if part.key in buffers}
+    given = {p: buffers[part.key] for p, part in exchange.delivered_of.items() if part.key in buffers}
     for optimizer, known in _optimizers_of(exchange).items():
         own = [p for p in parameters_in(optimizer) if p in given]
         known.load(optimizer, {p: given[p] for p in own})

@@ -1,9 +1,9 @@
-"""Momentum and weight decay of torch's optimizers."""
+"""What exchanges must know of torch's optimizers: their classes, param groups, momentum and weight decay."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def replaces_step(optimizer: Optimizer) -> bool:
 def _behavior(kind: type[Optimizer]) -> tuple[Any, Any]:
     """Return the functions with which a class takes a step, below the front ends of this package."""
     steps = (vars(cls)["step"] for cls in kind.__mro__ if "step" in vars(cls))
-    step = next(step for step in steps if not getattr(step, "exchanges", False))
+    step = next(step for step in steps if not getattr(step, "of_front_end", False))
     return _unwrapped(step), _unwrapped(getattr(kind, "_init_group", None))
 
 
@@ -136,3 +136,24 @@ def coupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     if torch_class(optimizer) not in (SGD, Adam) or group.get("decoupled_weight_decay"):
         return 0.0
     return float(-group["weight_decay"] if group.get("maximize") else group["weight_decay"])
+
+
+def group_numbers(optimizers: Sequence[Optimizer]) -> dict[torch.Tensor, int]:
+    """Return the number of each parameter's param group, which stays the same when an optimizer gets more groups."""
+    return {
+        p: index * len(optimizers) + position
+        for position, optimizer in enumerate(optimizers)
+        for index, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
+
+
+def optimizer_of(group: int, optimizers: int) -> tuple[int, int]:
+    """Return the position of the optimizer that a number of ``group_numbers`` stands for, and the index of its group.
+
+    Args:
+        group: The number.
+        optimizers: Number of optimizers.
+    """
+    index, position = divmod(group, optimizers)
+    return position, index

@@ -11,9 +11,9 @@ import torch
 from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.momentum_hooks import MomentumHooks, version_of
 from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_gathered, is_known, parameters_in
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.rules import Mode
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("horovod_sparse")
 _Selected: TypeAlias = Mapping[torch.Tensor, Delivered]
 
 
-class OptimizersMomentum(StepHooks):
+class OptimizersMomentum(MomentumHooks):
     """Lets an optimizer apply its own momentum to effective gradients; see ``Handover``.
 
     Nesterov's form and Adam's second moment would misread an effective gradient. In a step that sends a selection,
@@ -129,7 +129,7 @@ class OptimizersMomentum(StepHooks):
         self._hidden.clear()
         self._loaded.clear()
         for exchange in self.exchanges:
-            self._average(optimizer, exchange, {p: one for p, one in exchange.selected.items() if p in replaced})
+            self._average(optimizer, exchange, {p: one for p, one in exchange.delivered_of.items() if p in replaced})
         return places
 
     def _average(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange, selected: _Selected) -> None:
@@ -230,13 +230,13 @@ class OptimizersMomentum(StepHooks):
         self._restore(optimizer)  # in case the last step failed
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for exchange in self.exchanges:
-            if not exchange.settle():
+            if not exchange.between_steps():
                 raise RuntimeError(
                     f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"
                 )
             for p, group in groups.items():
-                delivered, buffer = exchange.selected.get(p), self._buffer(optimizer, p)
+                delivered, buffer = exchange.delivered_of.get(p), self._buffer(optimizer, p)
                 if delivered is None or delivered.handover.mode.plain or p in self._hidden:
                     continue
                 if buffer is None or buffer.is_sparse:
@@ -257,7 +257,7 @@ class OptimizersMomentum(StepHooks):
         self._after_step.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
-            exchange.undo_unapplied()
+            exchange.undo_if_undoable()
         for delivered in self._selected(optimizer).values():
             delivered.replace_momentum()
 
@@ -288,7 +288,7 @@ class OptimizersMomentum(StepHooks):
         return buffer
 
     def _selected(self, optimizer: torch.optim.Optimizer) -> _Selected:
-        places = {p: delivered for exchange in self.exchanges for p, delivered in exchange.selected.items()}
+        places = {p: delivered for exchange in self.exchanges for p, delivered in exchange.delivered_of.items()}
         return {p: places[p] for p in parameters_in(optimizer) if p in places}
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.momentum_hooks import MomentumHooks
 from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, is_gathered, torch_class
-from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Momentum
 
 _BUFFER = "momentum_buffer"  # name in the state of torch's SGD, which leaves it unchanged without momentum
 
 
-class OwnMomentum(StepHooks):
+class OwnMomentum(MomentumHooks):
     """Applies a compression's own momentum to gradients and weight decay that the memory does not cover.
 
     u = m u + (g + decay p). The hooks add the velocity u of earlier steps to the gradient. The step itself applies no
@@ -52,7 +52,7 @@ class OwnMomentum(StepHooks):
 
     def _selected(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> bool:
         """Return whether a gradient is selected from; otherwise it is sent dense."""
-        return not is_gathered(optimizer, p.grad) and any(p in exchange.selected for exchange in self.exchanges)
+        return not is_gathered(optimizer, p.grad) and any(p in exchange.delivered_of for exchange in self.exchanges)
 
     def _add(
         self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, dense: bool

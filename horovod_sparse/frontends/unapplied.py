@@ -13,12 +13,12 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
 from horovod_sparse.engine.delivered import Delivered
+from horovod_sparse.frontends.confirmation import require_known
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.scaling import by_bucket, factor_of
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import require_known
 
 
 def begin_backward(exchange: GradientExchange) -> None:
@@ -32,20 +32,20 @@ def begin_backward(exchange: GradientExchange) -> None:
     for optimizer, hooks in hooks_by_optimizer.items():
         hooks.note_changes(optimizer)
     holding = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.may_hold_momentum}
-    unapplied = exchange.worker.unapplied_buckets()
+    unapplied = exchange.worker.unapplied_numbers()
     # What an earlier pass has added to, without an exchange, may have been cleared since.
-    resumed = exchange.worker.unapplied_buckets(resumed=True) if _is_new_pass(exchange) else []
-    if not (holding or unapplied or resumed) or _returns_gradients(exchange.selected):
+    resumed = exchange.worker.resumed_numbers() if _note_pass(exchange) else []
+    if not (holding or unapplied or resumed) or _in_autograd_grad(exchange.delivered_of):
         return
     for optimizer, hooks in holding.items():
         hooks.note_backward(optimizer)
     if not (unapplied or resumed):
         return
     require_known(exchange)
-    buckets = by_bucket(exchange.selected)
+    buckets = by_bucket(exchange.delivered_of)
     known = [number for number in unapplied if number in buckets]
-    kept = [number for number in known if _require_kept_or_cleared(buckets[number], exchange.factor)]
-    cleared = [number for number in resumed if not _require_kept_or_cleared(buckets[number])]
+    kept = [number for number in known if _holds_result(buckets[number], exchange.factor)]
+    cleared = [number for number in resumed if not _holds_result(buckets[number])]
     momentum = exchange.compression.momentum
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
@@ -57,13 +57,13 @@ def begin_backward(exchange: GradientExchange) -> None:
     exchange.worker.drop_unapplied(cleared)
 
 
-def _is_new_pass(exchange: GradientExchange) -> bool:
-    """Return whether this is the first call in a backward pass, whose gradients do not hold anything of it yet."""
+def _note_pass(exchange: GradientExchange) -> bool:
+    """Note the backward pass that is running; return whether this is the first call in it, or outside of any."""
     last, exchange.last_pass = exchange.last_pass, torch._C._current_graph_task_id()
     return exchange.last_pass < 0 or exchange.last_pass != last
 
 
-def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+def _in_autograd_grad(parameters: Iterable[torch.Tensor]) -> bool:
     """Return whether torch.autograd.grad() runs, whose gradients it returns; False outside of a backward pass."""
     if torch._C._current_graph_task_id() < 0:
         return False
@@ -78,7 +78,7 @@ def _is_captured(accumulation: Node) -> bool:
     return False
 
 
-def _require_kept_or_cleared(parameters: Mapping[torch.Tensor, Delivered], factor: float | None = None) -> bool:
+def _holds_result(parameters: Mapping[torch.Tensor, Delivered], factor: float | None = None) -> bool:
     """Return whether a bucket's gradients hold the last result; raise RuntimeError if only some were cleared.
 
     Args:

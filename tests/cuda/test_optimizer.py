@@ -90,7 +90,7 @@ def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any,
     buckets = optimizer._exchange.worker.buckets
     for p in model.parameters():
         p.grad.mul_(0.5)
-    selected = scaling.by_bucket(optimizer._exchange.selected)
+    selected = scaling.by_bucket(optimizer._exchange.delivered_of)
     for bucket in buckets:
         with bucket.device.guarded() if emulated() else nullcontext():
             factor = scaling.factor_of(selected[bucket.layout.number], bucket.pipeline.gradient_unit)

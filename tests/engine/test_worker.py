@@ -102,14 +102,14 @@ def test_an_unconfirmed_step_is_undone_before_the_next(worker, log):
         worker.finish()
         if confirmed:
             worker.confirm()
-    worker.undo_unapplied()
+    worker.undo_if_undoable()
     steps, undone = [[0, 10], [0, 10]], ["undone", "undone"]
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
 
 
 def test_a_step_is_collected_exchanged_reduced_and_applied_or_skipped(worker):
     found = [worker.step.state]
-    for end in (worker.confirm, worker.undo_unapplied):
+    for end in (worker.confirm, worker.undo_if_undoable):
         for act in (lambda: put(worker, *KEYS[:3]), lambda: put(worker, KEYS[3]), worker.finish, end):
             act()
             found.append(worker.step.state)
@@ -136,8 +136,8 @@ def test_only_exchanged_buckets_are_undone_and_only_once(worker, log):
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
     worker.finish()
-    worker.undo_unapplied()
-    worker.undo_unapplied()
+    worker.undo_if_undoable()
+    worker.undo_if_undoable()
     assert log == [(0, [0, 10], 0.1), (0, "undone")]
 
 

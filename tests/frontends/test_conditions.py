@@ -20,7 +20,7 @@ def conditions(group, *groups, spec="topka", kind=torch.optim.SGD):
 
     def program(transport):
         exchange = GradientExchange(
-            parse(spec), transport, [optimizer], 1, limits(None, None), without_exchange="", settle=lambda: True
+            parse(spec), transport, [optimizer], 1, limits(None, None), without_exchange="", between_steps=lambda: True
         )
         exchange.epoch, exchange.idle = 3, True
         return exchange.conditions(group)

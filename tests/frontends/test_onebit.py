@@ -29,7 +29,7 @@ def adamw(model, **settings):
 
 def delivered(optimizer, p):
     """What the exchange has delivered last, as a mean over the ranks."""
-    part = optimizer.exchange.selected[p]
+    part = optimizer.exchange.delivered_of[p]
     assert part.handover.held.indices is None
     return part.unit * part.part(part.handover.held).view(p.shape)
 

@@ -327,7 +327,7 @@ def test_clearing_one_gradient_after_the_exchange_keeps_the_rest_correct(hvd, co
         closure_of(optimizer, model, rank, step, Given.loss if step < 10 else nothing)()
         optimizer.synchronize()
         if step == 5 and comm.Get_size() > 1:
-            part = optimizer.exchange.selected[model.second]
+            part = optimizer.exchange.delivered_of[model.second]
             lost[model.second] = part.unit * float(part.part(part.handover.next).sum())
             model.second.grad = None
         with optimizer.skip_synchronize():
@@ -376,7 +376,7 @@ def test_momentum_may_be_zero_for_some_steps_with_adam(hvd, comm):
     for step in range(12):
         optimizer.param_groups[0]["betas"] = (0.0 if step in (5, 6) else 0.9, 0.99)
         train(optimizer, model, rank, [step], Given.loss)
-        for p, part in optimizer.exchange.selected.items():
+        for p, part in optimizer.exchange.delivered_of.items():
             held = part.unit * part.part(part.handover.held).view(p.shape)
             assert torch.allclose(optimizer.state[p]["exp_avg"], held, atol=1e-12)
 

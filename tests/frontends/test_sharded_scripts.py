@@ -19,8 +19,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from training import loss_of, mlp, near, settings, sgd, train
 
 import horovod_sparse as hvs
-from horovod_sparse.frontends.base import exchange_of
 from horovod_sparse.frontends.fsdp import scattering
+from horovod_sparse.frontends.registry import exchange_of
 
 pytestmark = pytest.mark.mpi
 

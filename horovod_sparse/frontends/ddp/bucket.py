@@ -13,7 +13,7 @@ from horovod_sparse.engine.device import device_of
 from horovod_sparse.frontends.exchange import GradientExchange
 
 
-class BucketFuture:
+class PendingBucket:
     """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
 
     Args:
@@ -39,11 +39,11 @@ class BucketFuture:
                 frozen since.
         """
         named = [(self._names[p], p.requires_grad, gradient) for p, gradient in gradients]
-        given = [
+        exchanges = [
             self._worker.put(name, gradient, hold=not (trained or name in computed))
             for name, trained, gradient in named
         ]
-        for exchanged in dict.fromkeys(given):
+        for exchanged in dict.fromkeys(exchanges):
             with self._lock:
                 self._waiting += 1
             exchanged.add_done_callback(self._arrived)
@@ -64,8 +64,8 @@ class BucketFuture:
 class _Failure:
     """Result that raises an error where DDP takes it.
 
-    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
-    message that it builds for that calls ``str``.
+    DDP does not raise the exception of a future. It tries to cast any result to a tensor, and the message of the error
+    calls ``str``, which raises here.
     """
 
     def __init__(self, error: BaseException) -> None:

@@ -27,15 +27,13 @@ from horovod_sparse.frontends.arguments import (
     require_own,
     require_sparse,
 )
-from horovod_sparse.frontends.base import ExchangingGradients, separate
-from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.ddp.bucket import BucketFuture, gradients_of
+from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.ddp.bucket import PendingBucket, gradients_of
 from horovod_sparse.frontends.eager import eager, weak_hook
-from horovod_sparse.frontends.exchange import GradientExchange
+from horovod_sparse.frontends.exchange import GradientExchange, register_step_hooks
 from horovod_sparse.frontends.members import job, transport_of
-from horovod_sparse.frontends.momentum import register_momentum_hooks
 from horovod_sparse.frontends.passes import BackwardPass
-from horovod_sparse.frontends.step_hooks import prepare_to_follow
+from horovod_sparse.frontends.registry import standalone
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
@@ -99,20 +97,20 @@ class SparseState(ExchangingGradients):
         self.optimizer = optimizer
         self._process_group = process_group
         self._names = names_in(named_parameters)
-        self._had: dict[str, bool] = {}  # what an unpickled state had, and must be given again
+        self._pickled_with: dict[str, bool] = {}  # what an unpickled state had, and must be given again
         self._grad_scaler = grad_scaler
         self._undoable = undoable
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
-        self._computed: set[str] = set()  # parameters whose gradients were computed since the last exchange
+        self._computed: set[str] = set()  # names of parameters with gradients since the last exchange
         self._pass = BackwardPass()  # begins with the first hook of a parameter
         self._joined = False  # whether DDP's join() took part in the last exchange, without a backward pass here
         # DDP buckets with parameters that have no bucket here so far, and their gradients.
-        self._unplaced: list[tuple[BucketFuture, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+        self._pending: list[tuple[PendingBucket, list[tuple[torch.Tensor, torch.Tensor]]]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
-        separate.add(self)
+        standalone.add(self)
 
     def exchanged_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters whose gradients are exchanged; empty if they are not known yet."""
@@ -143,8 +141,8 @@ class SparseState(ExchangingGradients):
         self._process_group = given
 
     @property
-    def group(self) -> distributed.ProcessGroup:
-        """The process group."""
+    def _group(self) -> distributed.ProcessGroup:
+        """The process group of the model: the default one if none was given."""
         group = self._process_group or distributed.group.WORLD
         assert group is not None, "torch.distributed is not initialized"
         return group
@@ -168,11 +166,13 @@ class SparseState(ExchangingGradients):
         self._optimizer: Any = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
-            prepare_to_follow(optimizer)
-            warn_of_clipping(optimizer, self._exchange)
-            register_momentum_hooks(optimizer, self.compression, self._exchange)
+            register_step_hooks(optimizer, self.compression, None)
 
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Take a DDP bucket, and return the future of its results.
+
+        The first one of a backward pass finishes the step before, the last one creates the buckets that are missing.
+        """
         exchange = self._open({p.device for p in bucket.parameters()})
         if self._unchecked is not None:
             self._unchecked |= dict.fromkeys(bucket.parameters())
@@ -187,11 +187,11 @@ class SparseState(ExchangingGradients):
                 exchange.worker.confirm()  # the step before: no optimizer of this rank takes another one
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
-            future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
+            future: torch.futures.Future[torch.Tensor] = allreduce_hook(self._group, bucket)
         else:
             future = self._submit(exchange, bucket)
         if bucket.is_last():
-            self._place(exchange)
+            self._submit_pending(exchange)
             self._computed.clear()
         return future
 
@@ -214,23 +214,23 @@ class SparseState(ExchangingGradients):
                 worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        waiting = BucketFuture(bucket.buffer(), exchange)
+        pending = PendingBucket(bucket.buffer(), exchange)
         pairs = [(p, gradient) for p, gradient in gradients_of(bucket) if p.numel()]
         if any(p not in exchange.names for p, _ in pairs):
-            self._unplaced.append((waiting, pairs))
+            self._pending.append((pending, pairs))
         else:
-            waiting.submit(pairs, self._computed)
-        return waiting.future
+            pending.submit(pairs, self._computed)
+        return pending.future
 
-    def _place(self, exchange: GradientExchange) -> None:
+    def _submit_pending(self, exchange: GradientExchange) -> None:
         """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
-        unplaced, self._unplaced = self._unplaced, []
-        if unplaced:
-            self._add(exchange, {p for _, pairs in unplaced for p, _ in pairs if p not in exchange.names})
+        pending, self._pending = self._pending, []
+        if pending:
+            self._create_buckets(exchange, {p for _, pairs in pending for p, _ in pairs if p not in exchange.names})
             # No hook has noted these yet.
-            self._computed.update(self._names[p] for _, pairs in unplaced for p, _ in pairs)
-            for waiting, pairs in unplaced:
-                waiting.submit(pairs, self._computed)
+            self._computed.update(self._names[p] for _, pairs in pending for p, _ in pairs)
+            for one, pairs in pending:
+                one.submit(pairs, self._computed)
         missing = exchange.worker.missing
         if missing:
             raise ValueError(
@@ -238,7 +238,7 @@ class SparseState(ExchangingGradients):
                 "model does not exchange: give each model its own SparseState, with its named_parameters"
             )
 
-    def _add(self, exchange: GradientExchange, parameters: Collection[torch.Tensor]) -> None:
+    def _create_buckets(self, exchange: GradientExchange, parameters: Collection[torch.Tensor]) -> None:
         """Create buckets for parameters, in the order of the names; a collective call."""
         unnamed = [tuple(p.shape) for p in parameters if p not in self._names]
         if unnamed:
@@ -247,7 +247,7 @@ class SparseState(ExchangingGradients):
                 f"as one of shape {unnamed[0]}: pass the named_parameters() of the whole model, and give each model "
                 "its own SparseState"
             )
-        exchange.place({name: p for p, name in self._names.items() if p in parameters})
+        exchange.create_buckets({name: p for p, name in self._names.items() if p in parameters})
         if exchange.ranks > 1:
             for p in parameters:
                 trained = p.requires_grad
@@ -261,7 +261,7 @@ class SparseState(ExchangingGradients):
     def _open(self, devices: Iterable[torch.device] = ()) -> GradientExchange:
         """Return the exchange; the first call is collective, compares the ranks' facts and creates it."""
         if self._exchange is None:
-            transport = transport_of(self.group)
+            transport = transport_of(self._group)
             assert transport is not None
             with process.communicating("SparseState", transport):
                 agree_on(transport, lambda: self._facts(devices))
@@ -277,7 +277,7 @@ class SparseState(ExchangingGradients):
                 residual_unit=self._residual_unit,
                 hold_zeros=True,
                 without_exchange="inside model.no_sync()",
-                settle=lambda: me._exchange_between_steps() is not None,  # not called in backward()
+                between_steps=lambda: me._finished_exchange() is not None,  # not called in backward()
             )
             self._exchange.epoch = self._epoch
         return self._exchange
@@ -285,7 +285,7 @@ class SparseState(ExchangingGradients):
     def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any]:
         """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
         check_devices(devices)
-        self._require_given_again()
+        self._require_pickled_with()
         remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
         check_optimizers(self.compression, self.optimizers, self._grad_scaler, self._undoable, remedy)
         if not self._names:
@@ -306,16 +306,16 @@ class SparseState(ExchangingGradients):
             require_own(self.optimizers, of_model, self._names)
         except ValueError as wrong:
             error = ValueError(f"rank {job().rank}: {wrong}")
-        if exchange.anywhere([error is not None])[0]:
+        if exchange.anywhere([error is not None], "backward()")[0]:
             raise error or ValueError(
                 f"rank {job().rank}: the optimizer of another rank does not belong to its DDP model; "
                 "that rank's error has the details"
             )
 
-    def _require_given_again(self) -> None:
+    def _require_pickled_with(self) -> None:
         """Raise ValueError if an unpickled state lacks what it had."""
-        now = self._holds()
-        for name, had in self._had.items():
+        now = self._given()
+        for name, had in self._pickled_with.items():
             if had > now[name]:
                 raise ValueError(
                     f"the state was pickled with {name}, which a pickle leaves out: set state.{name} again before the "
@@ -333,7 +333,7 @@ class SparseState(ExchangingGradients):
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
-    def _exchange_between_steps(self) -> GradientExchange | None:
+    def _finished_exchange(self) -> GradientExchange | None:
         if self._exchange is not None:
             self._finish(self._exchange.worker)
         return self._exchange
@@ -349,7 +349,7 @@ class SparseState(ExchangingGradients):
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
         """
-        exchange = self._exchange_between_steps()
+        exchange = self._finished_exchange()
         if exchange is None or self._loaded is not None:
             return dict(self._loaded or {"buckets": []})
         return exchange.state_dict(copy)
@@ -362,7 +362,7 @@ class SparseState(ExchangingGradients):
                 the parameters are not known yet, the first backward pass raises it instead.
         """
         require_state(state)
-        exchange = self._exchange_between_steps()
+        exchange = self._finished_exchange()
         if exchange is not None and exchange.worker.keys:
             exchange.load_state_dict(state)
         else:
@@ -374,10 +374,10 @@ class SparseState(ExchangingGradients):
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration.
         """
-        self._exchange_between_steps()
+        self._finished_exchange()
         exchange = self._open()
         if not exchange.worker.keys:
-            self._add(exchange, {p for p in self._names if p.requires_grad})
+            self._create_buckets(exchange, {p for p in self._names if p.requires_grad})
         return exchange.merge(states, leader)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -389,10 +389,11 @@ class SparseState(ExchangingGradients):
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
-            "had": self._had if self._exchange is None and self._had else self._holds(),
+            # An unpickled state that was not used yet passes on what its own pickle said.
+            "had": self._pickled_with if self._exchange is None and self._pickled_with else self._given(),
         }
 
-    def _holds(self) -> dict[str, bool]:
+    def _given(self) -> dict[str, bool]:
         return {
             "named_parameters": bool(self._names),
             "optimizer": bool(self.optimizers),
@@ -413,7 +414,7 @@ class SparseState(ExchangingGradients):
             stall_abort=abort,
         )
         self._epoch = state["epoch"]
-        self._had = state["had"]
+        self._pickled_with = state["had"]
         self._loaded = state["state"] if state["state"]["buckets"] else None
 
 

@@ -22,11 +22,12 @@ from horovod_sparse.frontends.arguments import (
     optimizers_in,
     require_own,
 )
-from horovod_sparse.frontends.base import ExchangingGradients, separate
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_means, units_of
+from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_no_divide_factor, units_of
 from horovod_sparse.frontends.passes import BackwardPass
+from horovod_sparse.frontends.registry import standalone
 from horovod_sparse.kernels import copy_to_host
 
 # Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
@@ -44,7 +45,7 @@ class ModelExchange(ExchangingGradients):
 
     Attributes:
         call: The user's call that makes it, for messages.
-        means: Why a factor on gradients would not have its usual effect, and the number of ranks: ``require_means``.
+        means: Arguments of ``require_no_divide_factor``: why a factor would not have its usual effect, and the ranks.
     """
 
     call: ClassVar[str]
@@ -69,7 +70,7 @@ class ModelExchange(ExchangingGradients):
     def _serve(self, model: nn.Module) -> None:
         """Let the model keep this exchange alive, checkpoints of the model find it, and backward passes call it."""
         _exchanges.update(dict.fromkeys(model.modules(), self))
-        separate.add(self)
+        standalone.add(self)
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             before_backward(model, weak_hook(self._backward_begins))
@@ -98,7 +99,7 @@ class ModelExchange(ExchangingGradients):
         before = next((_exchanges[module].call for module in model.modules() if module in _exchanges), None)
         if before is not None:
             raise ValueError(f"{before} was called for this model before: make one such call for each model")
-        require_means(units_of(model), *self.means)
+        require_no_divide_factor(units_of(model), *self.means)
         check_devices({p.device for p in self._parameters.values()})
         remedy = f"pass optimizer to {self.call}"
         check_optimizers(self.compression, self.optimizers, grad_scaler, undoable, remedy)
@@ -117,7 +118,7 @@ class ModelExchange(ExchangingGradients):
 
     def _require_units(self, units: Iterable[Any]) -> None:
         """Raise ValueError if FSDP's records of a model do not allow the exchange any more."""
-        require_means(units, *self.means)
+        require_no_divide_factor(units, *self.means)
 
     def _require_frozen(self) -> None:
         """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""

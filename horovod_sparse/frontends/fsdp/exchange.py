@@ -73,9 +73,9 @@ class ReplicaExchange(ModelExchange):
             residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
             without_exchange=WITHOUT_EXCHANGE,
-            settle=lambda: not me._reduced,
+            between_steps=lambda: not me._reduced,
         )
-        self._exchange.place(self._parameters, first_in_forward=[self._member_of_uses()])
+        self._exchange.create_buckets(self._parameters, first_in_forward=[self._member_of_uses()])
         self._serve(model)
         if self._exchange.ranks > 1:
             trainable: Mapping[str, Any] = self._parameters
@@ -147,7 +147,7 @@ class ReplicaExchange(ModelExchange):
 
     def _anywhere(self, flag: bool) -> bool:
         """Return whether a flag is set on any rank of any replica; a collective call."""
-        (anywhere,) = self._exchange.anywhere([flag])
+        (anywhere,) = self._exchange.anywhere([flag], "backward()")
         for mesh in dict.fromkeys(p.device_mesh for p in self._parameters.values()):
             for group in mesh.get_all_groups():
                 count = torch.tensor([anywhere], dtype=torch.int32, device=mesh.device_type)

@@ -116,7 +116,7 @@ def _preceded(hook: Callable[[torch.Tensor], None], prepare: Callable[[torch.Ten
     return both
 
 
-def require_means(units: Iterable[Any], effect: str, ranks: str) -> None:
+def require_no_divide_factor(units: Iterable[Any], effect: str, ranks: str) -> None:
     """Check that FSDP averages gradients over the shards.
 
     Args:

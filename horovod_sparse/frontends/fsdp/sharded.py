@@ -16,7 +16,8 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Layout, Member
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
-from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
+from horovod_sparse.frontends.confirmation import require_known
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
@@ -24,9 +25,9 @@ from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
 from horovod_sparse.frontends.fsdp.scattering import Part, Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import hooks_of
+from horovod_sparse.frontends.optimizers import group_numbers, optimizer_of
 from horovod_sparse.frontends.scaling import by_bucket, factor_of
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import require_known
 
 _NONE = -1  # in place of the number of an optimizer: parameters that are in none
 
@@ -41,7 +42,7 @@ class _Buckets(GradientExchange):
         self.add([first_in_forward, *members])
         parts = [(name, part) for unit in units for name, part in unit.parts.items()]
         self.names |= {part.p: part.key for _, part in parts}
-        self.selected = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
+        self.delivered_of = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
         return members
 
     def _bucket(self, layout: Layout) -> Bucket:
@@ -122,7 +123,7 @@ class ShardedExchange(ModelExchange):
             instead_of_clipping="let the compression bound what a step delivers: memory='momentum' with limit, as "
             "recommended does",
             without_exchange=WITHOUT_EXCHANGE,
-            settle=lambda: not me._reduced,
+            between_steps=lambda: not me._reduced,
         )
         if transport.size > 1:
             self._members = self._exchange.scatter(self._units, self._member_of_uses())
@@ -153,7 +154,7 @@ class ShardedExchange(ModelExchange):
             self._delivered.clear()
         self._reduced.add(unit)
         # In FSDP's stream of reduce-scatters, in which it has set the gradients of the units before.
-        for bucket in self._exchange.worker.wait_for_all_but(1):
+        for bucket in self._exchange.worker.wait_for_all_but_last():
             self._add_results(bucket.layout.keys)
 
     def _settle_last(self) -> None:
@@ -169,7 +170,7 @@ class ShardedExchange(ModelExchange):
             if hooks.may_hold_momentum:
                 hooks.note_backward(optimizer)
         self._adds = False
-        numbers, together = worker.unapplied_buckets(), worker.step.awaits_optimizer
+        numbers, together = worker.unapplied_numbers(), worker.step.awaits_optimizer
         if not numbers and not together:
             return
         require_known(self._exchange)
@@ -189,7 +190,7 @@ class ShardedExchange(ModelExchange):
 
     def _optimizer_of(self, group: int) -> int:
         """Return the number of the optimizer of a param group; all parameters are one's if none was given."""
-        return group % len(self.optimizers) if self.optimizers and group >= 0 else _NONE
+        return optimizer_of(group, len(self.optimizers))[0] if self.optimizers and group >= 0 else _NONE
 
     def _kept(self, optimizers: Sequence[int], scaled: bool, together: bool) -> set[int]:
         """Return the optimizers whose gradients hold results of the last exchange.
@@ -233,7 +234,7 @@ class ShardedExchange(ModelExchange):
         """Return whether gradients of buckets that hold their last results were multiplied since the exchange."""
         if not self._alone:
             return False  # not known
-        buckets = by_bucket(self._exchange.selected)
+        buckets = by_bucket(self._exchange.delivered_of)
         factors = (factor_of(buckets[number], self._exchange.factor) for number in numbers if number in buckets)
         return any(factor is not None and abs(factor - 1) > 1e-2 for factor in factors)
 

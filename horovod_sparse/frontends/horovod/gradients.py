@@ -35,7 +35,7 @@ from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 _SHOWN = 3  # names of parameters that a message holds
-_hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
+_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange parameters
 
 
 def _fixed(name: str) -> Any:
@@ -57,7 +57,8 @@ def _fixed(name: str) -> Any:
 class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does.
 
-    It has no instances: ``wrapped`` copies its functions, and its base class is for type checkers.
+    It has no instances: ``functions_of`` copies what it defines. Its base class is for type checkers; ``wrapped`` adds
+    it again.
     """
 
     # Gradients in flight: (gradient, version) in a bucket; Horovod's handle, a number or a function, with its context;
@@ -90,12 +91,11 @@ class Gradients(ExchangingGradients):
     ) -> None:
         self._sparse = sparse
         self._hooks: list[Any] = []
-        self._unhooked: list[torch.Tensor] = []  # parameters with buckets, but without hooks
+        self._unhooked: list[torch.Tensor] = []  # exchanged, but frozen when hooks were registered
         self._frozen: list[torch.Tensor] = []  # parameters that have been trained on no rank so far
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
-        self._was_idle = False  # whether the last exchange began without gradients
         self._completed_by_scaler = False  # a GradScaler has called synchronize(), not the user
         self._retired = False  # whether a newer optimizer has taken parameters over
         if transport is not None:
@@ -111,16 +111,21 @@ class Gradients(ExchangingGradients):
                 residual_unit=residual_unit,
                 admit=lambda keys: me._admit_named(keys),
                 without_exchange="with torch.autograd.grad(), or backward_passes_per_step for what is accumulated",
-                settle=lambda: all(handle is None for handle, _ in me._handles.values()),
+                between_steps=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
         else:
             register_momentum_hooks(self, sparse, None)  # type: ignore[arg-type]
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
 
+    @property
+    def _alone(self) -> bool:
+        """True if there is nothing to exchange: this rank is not in the process set, or alone in it."""
+        return self._exchange is None or self._exchange.ranks == 1
+
     def _register_hooks(self) -> None:
         """Create buckets and hooks; Horovod's constructor calls this if there is more than one rank."""
-        if self._exchange is None or self._exchange.ranks == 1:
-            return  # a process set of one rank has nothing to exchange
+        if self._alone:
+            return
         self._admit(list(parameters_in(self)))  # type: ignore[arg-type]
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
@@ -142,8 +147,9 @@ class Gradients(ExchangingGradients):
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if self._exchange is None or self._exchange.ranks == 1:
+        if self._alone:
             return
+        assert self._exchange is not None
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
         added = agree_on_last_group(self.param_groups, names, self._exchange.transport)
         self._parameter_names |= added
@@ -154,13 +160,15 @@ class Gradients(ExchangingGradients):
         """Create buckets for parameters that require gradients, and remember the others as frozen."""
         self._take_over(parameters)
         self._frozen += [p for p in parameters if not p.requires_grad]
-        self._place([p for p in parameters if p.requires_grad])
+        self._create_buckets([p for p in parameters if p.requires_grad])
 
-    def _place(self, parameters: Sequence[torch.Tensor]) -> None:
+    def _create_buckets(self, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets and hooks for parameters."""
         assert self._exchange is not None
         real = [p for p in parameters if p.is_floating_point() or p.is_complex()]
-        self._exchange.place({self._parameter_names[p]: p for p in real}, functools.partial(_together, self._groups))
+        self._exchange.create_buckets(
+            {self._parameter_names[p]: p for p in real}, functools.partial(_user_groups, self._groups)
+        )
         self._requires_update.update(parameters)
         self._unhooked += parameters
         self._hook_parameters()
@@ -183,11 +191,11 @@ class Gradients(ExchangingGradients):
         if all(key in frozen for key in keys):
             chosen = [frozen[key] for key in reversed(keys)]
             self._frozen = [p for p in self._frozen if p not in set(chosen)]
-            self._place(chosen)
+            self._create_buckets(chosen)
 
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
         """End the exchange of older optimizers with the same parameters, which would exchange each gradient again."""
-        others = [optimizer for optimizer in _hooked if optimizer is not self]
+        others = [optimizer for optimizer in _exchanging if optimizer is not self]
         for older in [optimizer for optimizer in others if not optimizer._requires_update.isdisjoint(parameters)]:
             older._retire()
             warnings.warn(
@@ -195,14 +203,14 @@ class Gradients(ExchangingGradients):
                 "only the new optimizer exchanges them, and the old one refuses to step",
                 stacklevel=user_level(),
             )
-        _hooked.add(self)
+        _exchanging.add(self)
 
     def _retire(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._retired = [], True
         self._handles.clear()
-        _hooked.discard(self)
+        _exchanging.discard(self)
 
     def _backward_begins(self, gradient: torch.Tensor | None = None) -> None:
         """Settle what became of the last exchange; called before each gradient is accumulated, and by synchronize()."""
@@ -239,10 +247,9 @@ class Gradients(ExchangingGradients):
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        exchanged = self._parameter_names[p] in self._exchange.worker
-        if not exchanged and not p.numel():
-            return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
-        if not exchanged:
+        if self._parameter_names[p] not in self._exchange.worker:
+            if not p.numel():
+                return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle
         gradient = p.grad
@@ -274,16 +281,17 @@ class Gradients(ExchangingGradients):
             RuntimeError: No rank has had a backward pass since the last step; raised on all ranks. Or gradients were
                 changed during the exchange.
         """
-        exchange = self._exchange
-        if exchange is None or exchange.ranks == 1:
+        if self._alone:
             self._synchronized = True
             return
+        exchange = self._exchange
+        assert exchange is not None
         if self._retired:
             raise RuntimeError(
                 f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
                 "them: use the newer optimizer"
             )
-        if self._reduced():
+        if self._already_synchronized():
             return  # another exchange would count the gradients twice
         self._use.note()
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
@@ -294,16 +302,13 @@ class Gradients(ExchangingGradients):
             self._clean_up_failed_step(exchange)
             raise
         finally:
-            self._was_idle, exchange.idle = exchange.idle, False
+            exchange.idle = False
         self._synchronized = True
 
-    def _reduced(self) -> bool:
+    def _already_synchronized(self) -> bool:
         """Return whether the gradients are reduced already, and ``model.zero_grad()`` has not cleared them since."""
-        return (
-            self._synchronized
-            and not self._handles
-            and (self._was_idle or any(p.grad is not None for p in self._requires_update))
-        )
+        cleared = self._requires_update and all(p.grad is None for p in self._requires_update)
+        return self._synchronized and not self._handles and not cleared
 
     def _finish_exchange(self, exchange: GradientExchange) -> None:
         self._backward_begins()  # if this rank had no backward pass
@@ -329,25 +334,23 @@ class Gradients(ExchangingGradients):
 
     def _admit_learning(self, exchange: GradientExchange) -> None:
         """Exchange parameters that were frozen at construction and now require gradients on any rank."""
-        learning = exchange.anywhere([p.requires_grad for p in self._frozen])
+        learning = exchange.anywhere([p.requires_grad for p in self._frozen], "synchronize()")
         new = [p for p, learns in zip(self._frozen, learning, strict=True) if learns]
         if not new:
             return
         self._frozen = [p for p, learns in zip(self._frozen, learning, strict=True) if not learns]
-        self._place(new)
+        self._create_buckets(new)
         self._submit(new)
         exchange.worker.wait_for_results()
 
     def _take_results(self) -> None:
         names = [self._parameter_names[p] for p in changed(self._handles)]
-        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
         for p, (handle, _) in self._handles.items():
             if not isinstance(handle, torch.Tensor):
                 _take_from_horovod(p, handle)
             elif self._densified and p in self._densified:
                 handle.zero_().add_(self._densified[p].to_sparse())
-        self._densified.clear()
-        self._handles.clear()
+        self._forget_handles()
         if names:
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise RuntimeError(
@@ -368,6 +371,10 @@ class Gradients(ExchangingGradients):
         if exchange.idle:  # these zeros were not computed by a backward pass
             for p in self._requires_update:
                 p.grad = None
+        self._forget_handles()
+
+    def _forget_handles(self) -> None:
+        """Prepare for the next step's backward passes."""
         self._handles.clear()
         self._densified.clear()
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
@@ -397,7 +404,7 @@ class Gradients(ExchangingGradients):
             raise ValueError(f"rank {rank}: hvd.join() between backward() and step(): call it after step()")
 
         def after_step() -> None:
-            if frozen and any(exchange.anywhere(frozen)):
+            if frozen and any(exchange.anywhere(frozen, "hvd.join()")):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
@@ -419,7 +426,7 @@ def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
         p.grad.set_(output)
 
 
-def _together(groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
+def _user_groups(groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
     """Return the number of the user's group for the id of each parameter that is in one."""
     if not groups:
         return {}

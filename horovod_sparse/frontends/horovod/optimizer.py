@@ -49,7 +49,7 @@ class _Optimizer(Gradients):
         if closure is not None:
             closure = self._with_exchange(closure)
         elif self._should_synchronize:
-            if self._reduced() and not self._completed_by_scaler:
+            if self._already_synchronized() and not self._completed_by_scaler:
                 warnings.warn(
                     # Starts like Horovod's warning, which scripts may filter.
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -63,7 +63,8 @@ class _Optimizer(Gradients):
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
     step.hooked = True  # type: ignore[attr-defined]
-    step.exchanges = True  # type: ignore[attr-defined]
+    # To find the user's step, ``optimizers`` looks behind functions with this mark.
+    step.of_front_end = True  # type: ignore[attr-defined]
 
     def _with_exchange(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure that also reduces the gradients."""
@@ -113,9 +114,9 @@ class _Optimizer(Gradients):
         Raises:
             RuntimeError: Read between backward() and step().
         """
-        return self._exchange_between_steps()
+        return self._finished_exchange()
 
-    def _exchange_between_steps(self) -> GradientExchange | None:
+    def _finished_exchange(self) -> GradientExchange | None:
         if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "

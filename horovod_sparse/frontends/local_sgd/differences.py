@@ -65,7 +65,7 @@ class Differences(Exchange):
         self._together = together
         self._failure = ""
 
-    def place(self, parameters: Iterable[torch.Tensor]) -> None:
+    def create_buckets(self, parameters: Iterable[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
         least = self.compression.dense_below
         members = [Member.of(self.names[p], p, -1, least=least, shard=shard_of(p)) for p in parameters]
@@ -84,7 +84,7 @@ class Differences(Exchange):
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
         named = {name: p for p, name in self.names.items()}
         # Buckets are saved in the order of exchange, which reverses that of the parameters.
-        self.place(named[key] for key in reversed(keys) if key in named)
+        self.create_buckets(named[key] for key in reversed(keys) if key in named)
 
     def outcome(self, working: bool, ending: bool, stepped: bool, given: Collection[torch.Tensor]) -> Outcome:
         """Return what holds for all ranks; a collective call.
@@ -139,7 +139,7 @@ class Differences(Exchange):
     def _mean(self, differences: Values, moving: Iterable[torch.Tensor], given: Collection[torch.Tensor]) -> None:
         worker, named = self.worker, {name: p for p, name in self.names.items()}
         if self.ranks > 1:
-            self.place(p for p in moving if self.names[p] not in worker)
+            self.create_buckets(p for p in moving if self.names[p] not in worker)
         for p in [*moving, *map(named.__getitem__, worker.keys)]:
             if p not in differences:
                 differences[p] = torch.zeros_like(shard_of(p.detach()))

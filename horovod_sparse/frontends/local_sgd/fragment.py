@@ -83,7 +83,7 @@ class Fragment:
     def add(self, names: Mapping[torch.Tensor, str]) -> None:
         """Add parameters, in the same order on every rank; a collective call."""
         self.exchange.names |= names
-        self.exchange.place(p for p in names if p.requires_grad)
+        self.exchange.create_buckets(p for p in names if p.requires_grad)
 
     def before_step(self) -> None:
         """Save the common parameters; to be called before each step.

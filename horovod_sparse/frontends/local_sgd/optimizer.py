@@ -71,7 +71,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
     # Torch then calls step hooks only around the step of the user's class.
     step.hooked = True  # type: ignore[attr-defined]
     # To find the user's step, ``optimizers`` looks behind functions with this mark.
-    step.exchanges = True  # type: ignore[attr-defined]
+    step.of_front_end = True  # type: ignore[attr-defined]
 
     @eager
     def synchronize(self) -> None:

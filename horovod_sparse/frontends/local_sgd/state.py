@@ -10,10 +10,10 @@ import torch
 
 from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.engine.state import on_host
-from horovod_sparse.frontends.base import local_states
 from horovod_sparse.frontends.local_sgd.fragment import Fragment, Transfer
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
 from horovod_sparse.frontends.optimizers import parameters_in
+from horovod_sparse.frontends.registry import local_states
 from horovod_sparse.frontends.reshard import Part, merge_replicas
 from horovod_sparse.frontends.shards import shard_of, with_shard
 from horovod_sparse.kernels import copy_to_host

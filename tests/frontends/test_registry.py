@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import horovod_sparse as hvs
-from horovod_sparse.frontends.base import exchange_of
+from horovod_sparse.frontends.registry import exchange_of
 
 COMPRESSION = hvs.parse("topka:density=0.05")
 
