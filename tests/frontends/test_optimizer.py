@@ -101,11 +101,13 @@ def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
 
 
 @pytest.mark.parametrize("through", ["optimizer", "model"])
-def test_a_rank_without_backward_after_a_skipped_step_still_takes_part(hvd, comm, through):
+@pytest.mark.parametrize("once", [True, False], ids=["once", "twice"])
+def test_a_rank_without_backward_after_a_skipped_step_still_takes_part(hvd, comm, through, once):
     """A GradScaler skips step() after synchronize(); the next step must not be taken for synchronized already."""
     model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
     optimizer = wrap(model, EVERYTHING)
-    loss_of(model, rank, 0).backward()
+    if once or rank == 0:
+        loss_of(model, rank, 0).backward()
     optimizer.synchronize()
     (optimizer if through == "optimizer" else model).zero_grad()
     if rank == 0:
@@ -352,6 +354,7 @@ def test_the_class_is_the_wrapped_one_and_shows_its_compression(hvd, comm):
 def test_warns_once_when_oversubscribed(hvd, monkeypatch, caplog, sleeps, setting):
     monkeypatch.setattr(gradients.waiting, "choose", lambda *_: None)
     monkeypatch.setattr(gradients.waiting, "sleeps", sleeps)
+    monkeypatch.setattr(gradients.waiting, "_observes", False)  # other processes, which would let it sleep
     monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
     if setting:
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", setting)
