@@ -19,13 +19,11 @@ class State(Enum):
     SKIPPED = "the results were dropped, and the exchange was undone"
 
 
-_FOLLOWING = {  # in join(), a step is applied as soon as it was exchanged
-    State.COLLECTING: {
-        State.EXCHANGING,
-        State.REDUCED,
-        State.APPLIED,
-    },  # the latter two after an error
-    State.EXCHANGING: {State.COLLECTING, State.REDUCED, State.APPLIED},  # the first one if buckets are added
+# A step that is collecting ends as reduced or applied after an error; in join(), it is applied once it was exchanged.
+# If buckets are added while it is exchanging, it is collecting again.
+_FOLLOWING = {
+    State.COLLECTING: {State.EXCHANGING, State.REDUCED, State.APPLIED},
+    State.EXCHANGING: {State.COLLECTING, State.REDUCED, State.APPLIED},
     State.REDUCED: {State.APPLIED, State.SKIPPED},
 }
 
