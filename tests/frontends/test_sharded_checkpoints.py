@@ -104,6 +104,16 @@ def test_fully_sharded_models_and_replicas_do_not_load_each_others_exchange(comm
     comm.Barrier()
 
 
+def test_a_state_of_local_steps_is_refused_by_name(comm, shards, mesh):
+    model = shard(uneven(), mesh["shard"])
+    group, compression = mesh.get_group("replicate"), hvs.parse("topka:density=0.05")
+    local = hvs.LocalOptimizer(sgd(model), model.named_parameters(), 2, compression, process_set=group)
+    state, exchange = local.exchange.state_dict(), Run(shards).exchange
+    for load in (exchange.load_state_dict, lambda state: exchange.merge([state])):
+        with pytest.raises(ValueError, match="saved by LocalOptimizer, but this model uses sparse_reduce_scatter"):
+            load(state)
+
+
 def whole(states, model):
     """Residuals of all ranks by parameter, summed."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -25,19 +25,34 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager, in_compiled_backward, weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.model import before_backward, parameters_of, require_no_divide_factor, units_of
+from horovod_sparse.frontends.fsdp.model import (
+    FSDPUnit,
+    before_backward,
+    parameters_of,
+    require_no_divide_factor,
+    units_of,
+)
 from horovod_sparse.frontends.passes import BackwardPass
 from horovod_sparse.frontends.registry import standalone
 from horovod_sparse.kernels import copy_to_host
 
 # Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
-# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
-_USED, _ONE = "ranks with a gradient", 2.0**-64
+# the host, as most steps do not read them. A count has a small value, so that it does not change a norm of gradients.
+_USED, _COUNT = "ranks with a gradient", 2.0**-64
 
 # How a script computes gradients without an exchange.
 WITHOUT_EXCHANGE = "after model.set_requires_gradient_sync(False)"
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ModelExchange] = weakref.WeakKeyDictionary()
+
+
+class Options(NamedTuple):
+    """Arguments of the user's call, as for ``DistributedOptimizer``; ``stall`` is stall_timeout and stall_abort."""
+
+    grad_scaler: torch.amp.GradScaler | None
+    undoable: bool
+    residual_unit: str | None
+    stall: tuple[float | None, float | None]
 
 
 class ModelExchange(ExchangingGradients):
@@ -60,7 +75,7 @@ class ModelExchange(ExchangingGradients):
         self.optimizers = optimizers_in(optimizer)
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
-        self._reduced: set[Any] = set()  # in the backward pass in progress: what FSDP has reduced
+        self._reduced: set[Any] = set()  # what FSDP has reduced in the backward pass in progress
         self._pass = BackwardPass()
 
     def exchanged_parameters(self) -> Iterable[torch.Tensor]:
@@ -81,19 +96,12 @@ class ModelExchange(ExchangingGradients):
 
     def _submit_uses(self, used: Container[str]) -> torch.Tensor:
         """Submit which parameters have a gradient here; the result is then not zero where any rank has one."""
-        counts = [_ONE * (name in used) for name in self._parameters]
+        counts = [_COUNT * (name in used) for name in self._parameters]
         shares = torch.tensor(counts, dtype=torch.float32, device="cpu")
         self._exchange.worker.put(_USED, shares)
         return shares
 
-    def _common_facts(
-        self,
-        model: nn.Module,
-        grad_scaler: torch.amp.GradScaler | None,
-        undoable: bool,
-        residual_unit: str | None,
-        stalls: tuple[float | None, float | None],
-    ) -> dict[str, Any]:
+    def _common_facts(self, model: nn.Module, options: Options) -> dict[str, Any]:
         """Take the model's parameters; return facts that must be the same on every rank, or raise ValueError."""
         self._parameters, self._frozen = parameters_of(model, self.call)
         before = next((_exchanges[module].call for module in model.modules() if module in _exchanges), None)
@@ -102,10 +110,16 @@ class ModelExchange(ExchangingGradients):
         require_no_divide_factor(units_of(model), *self.means)
         check_devices({p.device for p in self._parameters.values()})
         remedy = f"pass optimizer to {self.call}"
-        check_optimizers(self.compression, self.optimizers, grad_scaler, undoable, remedy)
+        check_optimizers(self.compression, self.optimizers, options.grad_scaler, options.undoable, remedy)
         require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
-        named = self._parameters.items()
-        return common_facts(self.compression, named, *stalls, residual_unit, self.optimizers, undoable)
+        return common_facts(
+            self.compression,
+            self._parameters.items(),
+            *options.stall,
+            options.residual_unit,
+            self.optimizers,
+            options.undoable,
+        )
 
     def _require_unchanged(self, model: nn.Module) -> None:
         """Raise RuntimeError if the backward pass would not average a gradient, or not exchange one."""
@@ -116,8 +130,8 @@ class ModelExchange(ExchangingGradients):
         except ValueError as error:
             raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
-    def _require_units(self, units: Iterable[Any]) -> None:
-        """Raise ValueError if FSDP's records of a model do not allow the exchange any more."""
+    def _require_units(self, units: Iterable[FSDPUnit]) -> None:
+        """Raise ValueError if FSDP's units do not allow the exchange any more."""
         require_no_divide_factor(units, *self.means)
 
     def _require_frozen(self) -> None:

@@ -18,8 +18,8 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
 from horovod_sparse.frontends.eager import weak_hook
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, reduced_twice
-from horovod_sparse.frontends.fsdp.model import require_held, require_replicas, require_saved_by
+from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, Options, reduced_twice
+from horovod_sparse.frontends.fsdp.model import FSDPUnit, require_held, require_replicas, require_saved_by
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.reshard import Part, merge_replicas
 from horovod_sparse.frontends.shards import require_same_selection, shard_facts, shard_of, with_shard
@@ -47,30 +47,25 @@ class ReplicaExchange(ModelExchange):
         group: distributed.ProcessGroup,
         compression: Sparse,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-        grad_scaler: torch.amp.GradScaler | None,
-        undoable: bool,
-        residual_unit: str | None,
-        stall_timeout: float | None,
-        stall_abort: float | None,
+        options: Options,
     ) -> None:
         super().__init__(compression, optimizer)
         self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
-            stalls = (stall_timeout, stall_abort)
-            agree_on(transport, lambda: self._facts(group, model, grad_scaler, undoable, residual_unit, stalls))
-        self._shards = self._transport_of_shards()
+            agree_on(transport, lambda: self._facts(model, group, options))
+        self._shard_transport = self._transport_of_shards()
         me = weakref.proxy(self)
         self._exchange = GradientExchange(
             compression,
             transport,
             self.optimizers,
             1 / transport.size,
-            limits(*stalls),
-            grad_scaler=grad_scaler,
-            undoable=undoable,
-            residual_unit=residual_unit,
+            limits(*options.stall),
+            grad_scaler=options.grad_scaler,
+            undoable=options.undoable,
+            residual_unit=options.residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
             without_exchange=WITHOUT_EXCHANGE,
             between_steps=lambda: not me._reduced,
@@ -81,11 +76,11 @@ class ReplicaExchange(ModelExchange):
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
                 p.register_hook(weak_hook(self._backward_begins))  # of a loss that takes shards, without FSDP
-                p.register_post_accumulate_grad_hook(weak_hook(self._take, name))
+                p.register_post_accumulate_grad_hook(weak_hook(self._submit_reduced, name))
 
-    def _facts(self, group: distributed.ProcessGroup, *settings: Any) -> dict[str, Any]:
+    def _facts(self, model: nn.Module, group: distributed.ProcessGroup, options: Options) -> dict[str, Any]:
         """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
-        facts = self._common_facts(*settings)
+        facts = self._common_facts(model, options)
         require_replicas(self._parameters, group)
         require_same_selection(self._parameters, self.compression.dense_below)
         self._require_one_mesh()
@@ -113,11 +108,11 @@ class ReplicaExchange(ModelExchange):
 
     def _total_norm(self, norm: float) -> float:
         """Return the norm of all shards' gradients, on the worker thread; a collective call of their ranks."""
-        assert self._shards is not None
-        with process.communicating("clipping", self._shards):
-            return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
+        assert self._shard_transport is not None
+        with process.communicating("clipping", self._shard_transport):
+            return math.sqrt(self._shard_transport.allreduce(np.array([norm]) ** 2)[0])
 
-    def _require_units(self, units: Iterable[Any]) -> None:
+    def _require_units(self, units: Iterable[FSDPUnit]) -> None:
         super()._require_units(units)
         require_held(units, self._parameters)
 
@@ -155,7 +150,7 @@ class ReplicaExchange(ModelExchange):
                 anywhere = bool(count)
         return anywhere
 
-    def _take(self, name: str, p: torch.Tensor) -> None:
+    def _submit_reduced(self, name: str, p: torch.Tensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
         if name in self._reduced:
             raise reduced_twice(f"the gradient of {name}")
@@ -171,7 +166,7 @@ class ReplicaExchange(ModelExchange):
         with self._exchange.worker.completing():
             self._require_frozen()
             missing = self._submit_missing()
-            shares = self._submit_uses(self._reduced)
+            shares = self._submit_uses(self._parameters.keys() - missing)
             self._exchange.worker.wait_for_results()
         if not self._compared:
             self._compared = True
@@ -194,7 +189,6 @@ class ReplicaExchange(ModelExchange):
                 missing[name] = torch.zeros_like(shard_of(p))
                 self._submit(name, missing[name], hold=True)
             else:  # of an earlier backward pass, also if the parameter was frozen since, or zeroed in place
-                self._reduced.add(name)
                 shard = shard_of(p.grad)
                 self._submit(name, shard, hold=not shard.any())
         return missing
@@ -303,5 +297,5 @@ def sparse_all_reduce(
         raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
     if distributed.get_rank(group) < 0:
         raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
-    settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
-    return ReplicaExchange(model, group, compression, optimizer, *settings)
+    options = Options(grad_scaler, undoable, residual_unit, (stall_timeout, stall_abort))
+    return ReplicaExchange(model, group, compression, optimizer, options)

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.frontends.arguments import agree_on
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.fsdp.model import FSDPUnit, single_units_of
 from horovod_sparse.frontends.fsdp.rounding import BITS, Blocks
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.shards import shard_of
@@ -170,11 +171,13 @@ def rounded_all_gather(model: nn.Module, bits: int = 8) -> None:
     def facts() -> dict[str, Any]:
         if bits not in BITS:
             raise ValueError(f"bits is {bits!r}, and {_CALL} supports {' and '.join(map(str, BITS))}")
-        gathers[:] = [(module, _gather_of(name, unit, bits)) for name, module, unit in units]
+        gathers[:] = [(unit.module, _gather_of(unit, bits)) for unit in units]
         return {"bits": bits, "unit": tuple(gather.facts for _, gather in gathers)}
 
-    units = _units_of(model)
-    for group in dict.fromkeys(unit.mesh_info.shard_process_group for _, _, unit in units):
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        raise ValueError(f"{_CALL} needs FSDPModule.set_custom_all_gather of torch 2.9, not {torch.__version__}")
+    units = [unit for unit in single_units_of(model, _CALL) if hasattr(unit.record.mesh_info, "shard_process_group")]
+    for group in dict.fromkeys(unit.record.mesh_info.shard_process_group for unit in units):
         transport = transport_of(group)
         assert transport is not None
         with process.communicating(f"{_CALL}()", transport):
@@ -183,34 +186,13 @@ def rounded_all_gather(model: nn.Module, bits: int = 8) -> None:
         module.set_custom_all_gather(gather)  # type: ignore[arg-type]
 
 
-def _units_of(model: nn.Module) -> list[tuple[str, FSDPModule, Any]]:
-    """Return name, module and FSDP's private record of all parameters that are gathered together.
-
-    Raises:
-        ValueError: FSDP2 does not shard the model, or over several meshes in one module; or torch is too old.
-    """
-    if not hasattr(FSDPModule, "set_custom_all_gather"):
-        raise ValueError(f"{_CALL} needs FSDPModule.set_custom_all_gather of torch 2.9, not {torch.__version__}")
-    units: dict[Any, tuple[str, FSDPModule, Any]] = {}
-    for name, module in model.named_modules():
-        state: Any = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
-        if len(getattr(state, "_fsdp_param_groups", ())) > 1:
-            raise ValueError(f"{_CALL} does not support several meshes in one module, from shard_placement_fn")
-        unit = None if state is None else state._fsdp_param_group
-        if unit is not None and hasattr(unit.mesh_info, "shard_process_group"):
-            assert isinstance(module, FSDPModule)
-            units.setdefault(state, (name or type(model).__name__, module, unit))
-    if not units:
-        raise ValueError(f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model) first")
-    return list(units.values())
-
-
-def _gather_of(name: str, unit: Any, bits: int) -> RoundedAllGather:
+def _gather_of(unit: FSDPUnit, bits: int) -> RoundedAllGather:
     """Return the all-gather of a unit; raise ValueError if it does not gather floating-point numbers of one dtype."""
-    parameters = [sharded.sharded_param for sharded in unit.fsdp_params]
+    name, _, record = unit
+    parameters = [sharded.sharded_param for sharded in record.fsdp_params]
     if any(hasattr(shard_of(p), "fsdp_pre_all_gather") for p in parameters):
         raise ValueError(f"parameters of {name} are gathered by their class, as in float8: {_CALL} cannot round them")
-    dtypes = {(p.is_floating_point() and unit.mp_policy.param_dtype) or p.dtype for p in parameters}
+    dtypes = {(p.is_floating_point() and record.mp_policy.param_dtype) or p.dtype for p in parameters}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
         raise ValueError(
             f"{name} has parameters that are gathered in {' and '.join(sorted(map(str, dtypes)))}, and {_CALL} needs "
@@ -218,8 +200,8 @@ def _gather_of(name: str, unit: Any, bits: int) -> RoundedAllGather:
         )
     shapes = [
         (sharded.padded_sharded_param_size.numel(), p.ndim)
-        for sharded, p in zip(unit.fsdp_params, parameters, strict=True)
+        for sharded, p in zip(record.fsdp_params, parameters, strict=True)
     ]
-    inner = unit._all_gather_comm
+    inner = record._all_gather_comm
     inner = inner.inner if isinstance(inner, RoundedAllGather) else inner
-    return RoundedAllGather(shapes, unit.mesh_info.shard_process_group.size(), bits, inner)
+    return RoundedAllGather(shapes, record.mesh_info.shard_process_group.size(), bits, inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -14,8 +14,22 @@ from horovod_sparse.frontends.eager import eager
 
 # FSDP's private attributes for a factor of the user's; the second one in torch 2.6.
 _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
-# Entries that only the states of these calls' exchanges have.
-_SAVERS = {"sparse_all_reduce": "replica", "sparse_reduce_scatter": "shard"}
+# What has saved a state, and an entry that shows it; the first found counts, as LocalOptimizer may save "replica", too.
+_SAVERS = {"LocalOptimizer": "local_step", "sparse_all_reduce": "replica", "sparse_reduce_scatter": "shard"}
+
+
+class FSDPUnit(NamedTuple):
+    """Parameters that FSDP gathers and reduces together.
+
+    Attributes:
+        name: Name of the first module that holds them.
+        module: The module of this name.
+        record: FSDP's private record of them.
+    """
+
+    name: str
+    module: FSDPModule
+    record: Any
 
 
 def parameters_of(model: nn.Module, call: str) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
@@ -84,13 +98,39 @@ def require_replicas(parameters: Mapping[str, DTensor], group: distributed.Proce
             )
 
 
-def units_of(model: nn.Module) -> Iterator[Any]:
-    """Yield FSDP's private records, each of the parameters that are gathered and reduced together."""
-    for module in model.modules():
+def _states_of(model: nn.Module) -> dict[Any, tuple[str, FSDPModule]]:
+    """Return FSDP's private states, outer modules first, with name and module of the first that has each."""
+    states: dict[Any, tuple[str, FSDPModule]] = {}
+    for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            several = getattr(state, "_fsdp_param_groups", None)
-            yield from filter(None, [state._fsdp_param_group] if several is None else several)
+            states.setdefault(module._get_fsdp_state(), (name or type(model).__name__, module))
+    return states
+
+
+def units_of(model: nn.Module) -> Iterator[FSDPUnit]:
+    """Yield the units of a model; a module has several if FSDP shards it over several meshes."""
+    for state, (name, module) in _states_of(model).items():
+        several = getattr(state, "_fsdp_param_groups", None)
+        for record in filter(None, [state._fsdp_param_group] if several is None else several):
+            yield FSDPUnit(name, module, record)
+
+
+def single_units_of(model: nn.Module, call: str) -> list[FSDPUnit]:
+    """Return the units of a model, one for each module.
+
+    Args:
+        model: The model.
+        call: The user's call, for messages.
+
+    Raises:
+        ValueError: FSDP2 does not shard the model, or shards a module over several meshes.
+    """
+    units = list(units_of(model))
+    if not any(hasattr(unit.record.mesh_info, "shard_process_group") for unit in units):
+        raise ValueError(f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model) first")
+    if len({unit.module for unit in units}) < len(units):
+        raise ValueError(f"{call} does not support several meshes in one module, from shard_placement_fn")
+    return units
 
 
 def before_backward(model: nn.Module, hook: Callable[[torch.Tensor], None]) -> None:
@@ -103,8 +143,8 @@ def before_backward(model: nn.Module, hook: Callable[[torch.Tensor], None]) -> N
         model: The model.
         hook: Called with the gradient of an output; at least once in each backward pass.
     """
-    for state in {module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)}:
-        state._pre_backward = _preceded(hook, state._pre_backward)  # type: ignore[method-assign]
+    for state in _states_of(model):
+        state._pre_backward = _preceded(hook, state._pre_backward)
 
 
 def _preceded(hook: Callable[[torch.Tensor], None], prepare: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
@@ -116,11 +156,11 @@ def _preceded(hook: Callable[[torch.Tensor], None], prepare: Callable[[torch.Ten
     return both
 
 
-def require_no_divide_factor(units: Iterable[Any], effect: str, ranks: str) -> None:
+def require_no_divide_factor(units: Iterable[FSDPUnit], effect: str, ranks: str) -> None:
     """Check that FSDP averages gradients over the shards.
 
     Args:
-        units: Records of ``units_of``.
+        units: The units of a model.
         effect: Why a factor of the user's would not have its usual effect, for the message.
         ranks: Number of all ranks, as a term.
 
@@ -128,14 +168,14 @@ def require_no_divide_factor(units: Iterable[Any], effect: str, ranks: str) -> N
         ValueError: It divides them by a factor of the user's.
     """
     for unit in units:
-        if any(getattr(unit, name, None) is not None for name in _FACTORS):
+        if any(getattr(unit.record, name, None) is not None for name in _FACTORS):
             raise ValueError(
                 f"set_gradient_divide_factor() would not have the effect that it has {effect}: do not call it, and "
                 f"multiply the loss by {ranks} / factor instead"
             )
 
 
-def require_held(units: Iterable[Any], parameters: Mapping[str, DTensor]) -> None:
+def require_held(units: Iterable[FSDPUnit], parameters: Mapping[str, DTensor]) -> None:
     """Check that FSDP shards the same parameters as before; to be called after a forward pass.
 
     Attributes of the modules do not show it, because they hold the gathered parameters at times.
@@ -143,7 +183,7 @@ def require_held(units: Iterable[Any], parameters: Mapping[str, DTensor]) -> Non
     Raises:
         ValueError: A parameter was replaced: the hook that exchanges its gradient is on the old one.
     """
-    held = {sharded.sharded_param for unit in units for sharded in unit.fsdp_params}
+    held = {sharded.sharded_param for unit in units for sharded in unit.record.fsdp_params}
     replaced = [name for name, p in parameters.items() if p not in held]
     if replaced:
         raise ValueError(
@@ -154,7 +194,7 @@ def require_held(units: Iterable[Any], parameters: Mapping[str, DTensor]) -> Non
 
 
 def require_saved_by(call: str, state: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the exchange that a call of the user has made, of any model, has saved a state."""
+    """Raise ValueError unless a state was saved by an exchange that the user's call has made, of any model."""
     if _SAVERS[call] in state:
         return
     savers = [saver for saver, entry in _SAVERS.items() if entry in state]

@@ -16,9 +16,9 @@ def layout_of(units: Sequence[Unit]) -> dict[str, dict[str, list[int]]]:
     """Return first position and width of each parameter in the regions of each bucket, by the bucket's key."""
     layout: dict[str, dict[str, list[int]]] = {}
     for unit in units:
-        for name, part in unit.parts.items():
-            if not part.small:
-                layout.setdefault(part.key, {})[name] = [part.place, part.width]
+        for name, parameter in unit.parameters.items():
+            if not parameter.small:
+                layout.setdefault(parameter.bucket_key, {})[name] = [parameter.place, parameter.width]
     return layout
 
 
@@ -46,10 +46,15 @@ def merged_states(
             "param groups it was saved with"
         )
     conversion = _Conversion(states, own, sizes)
-    number, numbers = own["owners"].index(own["shard"]), len(own["owners"])
-    taken = range(number, len(states[0]["owners"]), numbers)
-    together = [[state for state in states if state["owners"].index(state["shard"]) == one] for one in taken]
-    return [conversion.with_memories(parts) for parts in together], conversion.leader()
+    taken = range(_node_of(own), len(states[0]["owners"]), len(own["owners"]))
+    together = [[state for state in states if _node_of(state) == node] for node in taken]
+    return [conversion.with_memories(parts) for parts in together], conversion.common_part()
+
+
+def _node_of(state: Mapping[str, Any]) -> int:
+    """Return the node of the rank that has saved a state, by the owners: one rank of each node, or else all ranks."""
+    number: int = state["owners"].index(state["shard"])
+    return number
 
 
 class _Conversion:
@@ -75,25 +80,25 @@ class _Conversion:
             buckets.append({**first, "memory": memory} if memory else first)
         return {**parts[0], "buckets": buckets}
 
-    def leader(self) -> dict[str, Any]:
+    def common_part(self) -> dict[str, Any]:
         """Return the state of the old rank 0, with what the optimizers of all ranks hold of this rank's region."""
         buckets = leader(dict(self._states[0]))["buckets"]
         for number, bucket in enumerate(buckets):
             if "handover" in bucket:
-                self._require_same_units([state["buckets"][number] for state in self._states])
+                self._require_same_factors([state["buckets"][number] for state in self._states])
                 bucket["handover"] = self._handover(number, bucket["parameters"][0])
                 bucket |= self._buffers(number)
         return {"buckets": buckets}
 
     def _handover(self, number: int, key: str) -> dict[str, Any]:
-        rows, owners = {}, self._own["owners"]
+        rows = {}
         width = sum(width for _, width in self._states[0]["layout"][key].values())
         for state in self._states:
             held = held_in(state["buckets"][number]["handover"], width * len(state["owners"]))
-            rows[state["shard"]] = _rows(state, held)[state["owners"].index(state["shard"])]
+            rows[state["shard"]] = _rows(state, held)[_node_of(state)]
         row = self._moved(key, rows)[self._own["shard"]]
         (indices,) = row.nonzero(as_tuple=True)
-        begin = owners.index(self._own["shard"]) * len(row)
+        begin = _node_of(self._own) * len(row)
         mode = self._states[0]["buckets"][number]["handover"]["mode"]
         return {"indices": (begin + indices).int(), "values": row[indices], "mode": mode}
 
@@ -122,7 +127,7 @@ class _Conversion:
         return moved
 
     @staticmethod
-    def _require_same_units(buckets: Sequence[Mapping[str, Any]]) -> None:
+    def _require_same_factors(buckets: Sequence[Mapping[str, Any]]) -> None:
         facts = {
             (
                 0.0 if bucket["mean_unit"] or bucket["memory"].get("of_gradients") else bucket["unit"],

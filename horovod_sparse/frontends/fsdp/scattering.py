@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
@@ -16,10 +16,14 @@ from torch.distributed.tensor import DTensor
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.engine.scattered import Shard
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, weak_hook
+from horovod_sparse.frontends.fsdp.model import single_units_of, units_of
 from horovod_sparse.frontends.fsdp.nodes import NodeSums
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.rules import Mode
+
+if TYPE_CHECKING:
+    from horovod_sparse.frontends.fsdp.sharded import ShardedExchange
 
 # Sparsifiers with which a rank selects for others, or learns from the total of all regions.
 _OF_ALL = ("artopk", "deft", "exdyna", "micro")
@@ -27,38 +31,22 @@ _DTYPES = (torch.float32, torch.bfloat16)  # in which FSDP divides nothing befor
 
 
 @dataclass(frozen=True)
-class Part:
+class UnitParameter:
     """Parameter of a unit.
 
     Attributes:
         p: The parameter.
         width: Number of elements of its largest shard, to which FSDP pads the others.
-        key: Key of the gradient, or of the bucket that it shares with others.
-        place: First position in each rank's region of that bucket.
-        small: Whether it is sent dense, under a key of its own.
+        bucket_key: Key under which it is exchanged, alone if it is small, else with others of the unit.
+        place: First position in each rank's region of what has that key.
+        small: Whether it is sent dense.
     """
 
     p: DTensor
     width: int
-    key: str
+    bucket_key: str
     place: int
     small: bool
-
-
-class Scattering(Protocol):
-    """Exchange of the gradients of units."""
-
-    def begin_unit(self, unit: Unit) -> None:
-        """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
-
-    def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
-        """Exchange the gradients of a unit.
-
-        Args:
-            unit: The unit.
-            rows: The shards of its gradients, one row for each rank that takes part in the exchange.
-            sources: First columns of the parameters that have a gradient.
-        """
 
 
 class Unit:
@@ -70,12 +58,14 @@ class Unit:
     Args:
         name: Name of the module.
         module: An FSDP module of the unit.
-        parts: The trainable parameters by name, in FSDP's order.
+        parameters: The trainable parameters by name, in FSDP's order.
         members: What is exchanged, in the size of one rank's region.
     """
 
-    def __init__(self, name: str, module: FSDPModule, parts: Mapping[str, Part], members: Sequence[Member]) -> None:
-        self.name, self.parts, self.members = name, parts, members
+    def __init__(
+        self, name: str, module: FSDPModule, parameters: Mapping[str, UnitParameter], members: Sequence[Member]
+    ) -> None:
+        self.name, self.parameters, self.members = name, parameters, members
         self._module = weakref.ref(module)  # which holds this object
         self._nodes: NodeSums | None = None
         self._rows: torch.Tensor | None = None  # the input, by the rank whose shards a row holds
@@ -85,21 +75,27 @@ class Unit:
     @property
     def facts(self) -> tuple[Any, ...]:
         """Facts that must be the same on every rank."""
-        parts = tuple((name, part.width, part.key, part.place) for name, part in self.parts.items())
-        return (self.name, parts, tuple(member.key for member in self.members))
+        places = {
+            name: (parameter.width, parameter.bucket_key, parameter.place)
+            for name, parameter in self.parameters.items()
+        }
+        return (self.name, tuple(places.items()), tuple(member.key for member in self.members))
 
     def shards(self, key: str) -> list[Shard]:
         """Return what each region of a bucket with a selection holds; empty for the keys of small parameters."""
-        own = [(name, part) for name, part in self.parts.items() if part.key == key and not part.small]
-        return [Shard(name, part.place, part.width, shard_of(part.p).numel()) for name, part in own]
+        return [
+            Shard(name, parameter.place, parameter.width, shard_of(parameter.p).numel())
+            for name, parameter in self.parameters.items()
+            if parameter.bucket_key == key and not parameter.small
+        ]
 
-    def attach(self, exchange: Scattering, nodes: NodeSums | None) -> None:
-        """Replace FSDP's reduce-scatter; the exchange is not kept alive if it is a proxy."""
-        self._exchange, self._nodes = exchange, nodes
-        me: Any = weakref.proxy(self)  # garbage collection does not see what torch's hooks hold
-        for name, part in self.parts.items():
-            p: Any = part.p
-            p.register_post_accumulate_grad_hook(_hook(me, name))
+    def attach(self, exchange: ShardedExchange, nodes: NodeSums | None) -> None:
+        """Replace FSDP's reduce-scatter; the exchange is not kept alive."""
+        self._exchange: ShardedExchange = weakref.proxy(exchange)
+        self._nodes = nodes
+        for name, parameter in self.parameters.items():
+            p: Any = parameter.p
+            p.register_post_accumulate_grad_hook(weak_hook(self._note_reduced, name))
         module = self._module()
         assert module is not None
         module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
@@ -117,7 +113,7 @@ class Unit:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Take the gradients of a unit, and return zeros in the output: the result is added at the end of the pass."""
+        """Take the gradients of a unit, and return zeros in the output: results are added to ``p.grad`` later."""
         del group, op, async_op
         self._exchange.begin_unit(self)
         output_tensor.zero_()
@@ -125,15 +121,16 @@ class Unit:
         self._rows = rows if self._nodes is None else self._nodes.sum(rows)
         self._sources, self._filled = {}, 0
 
-    def reduced(self, name: str) -> None:
+    def _note_reduced(self, name: str, p: torch.Tensor) -> None:
         """Note that the input holds the gradient of a parameter; the hook of this parameter."""
+        del p
         if self._rows is None:
             return
         self._sources[name] = self._filled
-        self._filled += self.parts[name].width
+        self._filled += self.parameters[name].width
         if self._filled == self._rows.shape[1]:
             rows, self._rows = self._rows, None
-            self._exchange.submit(self, rows, self._sources)
+            self._exchange.submit_unit(self, rows, self._sources)
 
     def require_complete(self) -> None:
         """Raise RuntimeError if the last input held gradients of parameters without a hook."""
@@ -144,10 +141,6 @@ class Unit:
                 "parameters must not be replaced after sparse_reduce_scatter was called, as by "
                 "load_state_dict(assign=True)"
             )
-
-
-def _hook(unit: Unit, name: str) -> Callable[[torch.Tensor], None]:
-    return eager(lambda _: unit.reduced(name))
 
 
 def scattered_units(
@@ -164,32 +157,22 @@ def scattered_units(
     """
     names = {p: name for name, p in parameters.items()}
     units: list[Unit] = []
-    for name, module, held in _held_together(model):
-        parts: dict[str, Part] = {}
+    for name, module, record in units_of(model):
+        own: dict[str, UnitParameter] = {}
         widths: dict[str, int] = {}
         members: dict[str, Member] = {}
-        for p in (p for p in held if p in names and p.numel()):
+        for p in (sharded.sharded_param for sharded in record.fsdp_params):
+            if p not in names or not p.numel():
+                continue
             group, small, width = groups.get(p, -1), p.numel() < dense_below, _width(p)
             key = names[p] if small else f"{name} of group {group}"
-            parts[names[p]] = Part(p, width, key, 0 if small else widths.get(key, 0), small)
+            own[names[p]] = UnitParameter(p, width, key, widths.get(key, 0), small)
             widths[key] = widths.get(key, 0) + width
-            together = None if small else 1000 * len(units) + len(members)  # a bucket for each key
+            together = None if small else len(units)  # a bucket for each unit and group, of any size
             members[key] = Member(key, widths[key], torch.float32, p.device, group, together, small)
-        if parts:
-            units.append(Unit(name, module, parts, list(members.values())))
+        if own:
+            units.append(Unit(name, module, own, list(members.values())))
     return units
-
-
-def _held_together(model: nn.Module) -> Iterator[tuple[str, FSDPModule, list[DTensor]]]:
-    """Yield name and module of each unit, the first one of several, and its parameters."""
-    states: dict[Any, tuple[str, FSDPModule]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            states.setdefault(module._get_fsdp_state(), (name or type(model).__name__, module))
-    for state, (name, module) in states.items():
-        if state._fsdp_param_group is not None:
-            held = [sharded.sharded_param for sharded in state._fsdp_param_group.fsdp_params]
-            yield name, module, held
 
 
 def _width(p: DTensor) -> int:
@@ -204,9 +187,7 @@ def require_scattered(model: nn.Module, call: str) -> DeviceMesh:
         ValueError: FSDP2 shards it over several meshes, over one of two dimensions, or with a setting that is not
             supported; or torch is too old.
     """
-    states = {module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)}
-    if not states:
-        raise ValueError(f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model) first")
+    units = single_units_of(model, call)
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise ValueError(f"{call} needs FSDPModule.set_custom_reduce_scatter of torch 2.9, not {torch.__version__}")
     meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
@@ -215,17 +196,14 @@ def require_scattered(model: nn.Module, call: str) -> DeviceMesh:
             f"{call} needs all parameters on one mesh of one dimension, not on {', '.join(map(str, meshes))}: pass "
             "fully_shard such a mesh, or use sparse_all_reduce between replicas"
         )
-    for state in states:
-        if len(getattr(state, "_fsdp_param_groups", ())) > 1:
-            raise ValueError(f"{call} does not support several meshes in one module, from shard_placement_fn")
-        unit = state._fsdp_param_group
-        for sharded in () if unit is None else unit.fsdp_params:
-            _require_supported(sharded.sharded_param, unit, call)
+    for unit in units:
+        for sharded in unit.record.fsdp_params:
+            _require_supported(sharded.sharded_param, unit.record, call)
     return meshes.pop()
 
 
-def _require_supported(p: torch.Tensor, unit: Any, call: str) -> None:
-    policy = unit.mp_policy
+def _require_supported(p: torch.Tensor, record: Any, call: str) -> None:
+    policy = record.mp_policy
     dtype = policy.reduce_dtype or policy.param_dtype or p.dtype
     if p.requires_grad and dtype not in _DTYPES:
         raise ValueError(
@@ -236,7 +214,7 @@ def _require_supported(p: torch.Tensor, unit: Any, call: str) -> None:
         raise ValueError(
             f"{call} supports parameters sharded in dimension 0, not {p.placements}: omit shard_placement_fn"
         )
-    if isinstance(unit.offload_policy, CPUOffloadPolicy):
+    if isinstance(record.offload_policy, CPUOffloadPolicy):
         raise ValueError(f"{call} does not support CPUOffloadPolicy: shard the model without it")
 
 

@@ -18,11 +18,17 @@ from horovod_sparse.engine.scattered import Columns, ScatteredBucket
 from horovod_sparse.frontends.arguments import agree_on, require_sparse
 from horovod_sparse.frontends.confirmation import require_known
 from horovod_sparse.frontends.exchange import GradientExchange
-from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, reduced_twice
+from horovod_sparse.frontends.fsdp.base import WITHOUT_EXCHANGE, ModelExchange, Options, reduced_twice
 from horovod_sparse.frontends.fsdp.model import require_saved_by
 from horovod_sparse.frontends.fsdp.nodes import NodeSums, nodes_for
 from horovod_sparse.frontends.fsdp.regions import layout_of, merged_states
-from horovod_sparse.frontends.fsdp.scattering import Part, Unit, require_scattered, require_selection, scattered_units
+from horovod_sparse.frontends.fsdp.scattering import (
+    Unit,
+    UnitParameter,
+    require_scattered,
+    require_selection,
+    scattered_units,
+)
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.optimizers import group_numbers, optimizer_of
@@ -32,18 +38,19 @@ from horovod_sparse.frontends.shards import shard_of
 _NONE = -1  # in place of the number of an optimizer: parameters that are in none
 
 
-class _Buckets(GradientExchange):
+class ScatteredExchange(GradientExchange):
     """Exchange whose buckets are scattered, unless they are small."""
 
-    def scatter(self, units: Sequence[Unit], first_in_forward: Member) -> list[Member]:
-        """Create the buckets of units and of another gradient; return what is exchanged of units. A collective call."""
+    _scattered: Sequence[Unit]  # whose buckets ``add`` creates
+
+    def scatter(self, units: Sequence[Unit], first_in_forward: Member) -> None:
+        """Create the buckets of units and of another gradient; a collective call."""
         self._scattered = units
         members = [member._replace(size=member.size * self.ranks) for unit in units for member in unit.members]
         self.add([first_in_forward, *members])
-        parts = [(name, part) for unit in units for name, part in unit.parts.items()]
-        self.names |= {part.p: part.key for _, part in parts}
-        self.delivered_of = {part.p: self.delivered[name] for name, part in parts if name in self.delivered}
-        return members
+        parameters = {name: one for unit in units for name, one in unit.parameters.items()}
+        self.names |= {one.p: one.bucket_key for one in parameters.values()}
+        self.delivered_of = {one.p: self.delivered[name] for name, one in parameters.items() if name in self.delivered}
 
     def _bucket(self, layout: Layout) -> Bucket:
         if layout.small:
@@ -76,65 +83,60 @@ class ShardedExchange(ModelExchange):
     call = "sparse_reduce_scatter"
     means = ("with FSDP's own reduce-scatter, because gradients are averaged here in any case", "ranks")
 
-    _exchange: _Buckets
+    _exchange: ScatteredExchange
 
     def __init__(
         self,
         model: nn.Module,
         compression: Sparse,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-        grad_scaler: torch.amp.GradScaler | None,
-        undoable: bool,
-        residual_unit: str | None,
-        stall_timeout: float | None,
-        stall_abort: float | None,
+        options: Options,
     ) -> None:
         super().__init__(compression, optimizer)
         self._model = weakref.ref(model)
         self._units: list[Unit] = []
-        self._members: list[Member] = []
         self._used: set[str] = set()  # parameters that have a gradient in the backward pass in progress
-        self._results: dict[str, list[tuple[Part, torch.Tensor]]] = {}  # what to add to gradients, by the bucket's key
-        self._adds = False  # whether the gradients of the pass in progress are added to exchanged ones
-        self._alone = False  # whether gradients hold nothing but results of the last exchange
-        self._added: list[Part] = []  # whose gradients have got results of the last exchange
-        self._delivered: set[int] = set()  # optimizers of which these have changed gradients of this rank
+        self._results: dict[str, list[tuple[UnitParameter, torch.Tensor]]] = {}  # to be added to gradients, by bucket
+        self._accumulates = False  # whether the pass in progress adds to gradients that hold results of the one before
+        # Of the last exchange:
+        self._began_cleared = False  # whether no parameter had a gradient before, so that these hold its results only
+        self._received: list[UnitParameter] = []  # whose gradients results were added to, if this rank holds elements
+        self._nonzero: set[int] = set()  # numbers of the optimizers of these, if a gradient was not all zeros then
         group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
         with process.communicating(f"{self.call}()", transport):
-            stalls = (stall_timeout, stall_abort)
-            agree_on(transport, lambda: self._facts(model, grad_scaler, undoable, residual_unit, stalls))
+            agree_on(transport, lambda: self._facts(model, options))
             nodes = nodes_for(compression, transport)
             world = distributed.get_process_group_ranks(group)
             sums = None if nodes is None else NodeSums(nodes, transport, world)
         self._shard, self._shards = transport.rank, transport.size
         self._owners = list(range(transport.size)) if sums is None else sums.owners
         me = weakref.proxy(self)
-        self._exchange = _Buckets(
+        self._exchange = ScatteredExchange(
             compression,
             transport if nodes is None else nodes.peers,
             self.optimizers,
             1 / transport.size,
-            limits(*stalls),
-            grad_scaler=grad_scaler,
-            undoable=undoable,
-            residual_unit=residual_unit,
+            limits(*options.stall),
+            grad_scaler=options.grad_scaler,
+            undoable=options.undoable,
+            residual_unit=options.residual_unit,
             instead_of_clipping="let the compression bound what a step delivers: memory='momentum' with limit, as "
             "recommended does",
             without_exchange=WITHOUT_EXCHANGE,
             between_steps=lambda: not me._reduced,
         )
         if transport.size > 1:
-            self._members = self._exchange.scatter(self._units, self._member_of_uses())
+            self._exchange.scatter(self._units, self._member_of_uses())
             for unit in self._units:
-                unit.attach(me, sums)
+                unit.attach(self, sums)
         self._serve(model)
 
-    def _facts(self, model: nn.Module, *settings: Any) -> dict[str, Any]:
+    def _facts(self, model: nn.Module, options: Options) -> dict[str, Any]:
         """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
         require_selection(self.compression, self.call)
-        facts = self._common_facts(model, *settings)
+        facts = self._common_facts(model, options)
         groups = group_numbers(self.optimizers)
         self._units = scattered_units(model, self._parameters, groups, self.compression.dense_below)
         return {**facts, "unit": tuple(unit.facts for unit in self._units)}
@@ -149,9 +151,9 @@ class ShardedExchange(ModelExchange):
             assert model is not None
             self._require_unchanged(model)
             self._settle_last()
-            self._alone = all(p.grad is None for p in self._parameters.values())
-            self._added.clear()
-            self._delivered.clear()
+            self._began_cleared = all(p.grad is None for p in self._parameters.values())
+            self._received.clear()
+            self._nonzero.clear()
         self._reduced.add(unit)
         # In FSDP's stream of reduce-scatters, in which it has set the gradients of the units before.
         for bucket in self._exchange.worker.wait_for_all_but_last():
@@ -169,7 +171,7 @@ class ShardedExchange(ModelExchange):
             hooks.note_changes(optimizer)
             if hooks.may_hold_momentum:
                 hooks.note_backward(optimizer)
-        self._adds = False
+        self._accumulates = False
         numbers, together = worker.unapplied_numbers(), worker.step.awaits_optimizer
         if not numbers and not together:
             return
@@ -184,7 +186,7 @@ class ShardedExchange(ModelExchange):
                 f"and {reason}: call model.set_requires_gradient_sync(False) for all backward passes of a step but the "
                 "last"
             )
-        self._adds = bool(kept)
+        self._accumulates = bool(kept)
         worker.confirm(lambda group: self._optimizer_of(group) in kept)
         worker.drop_unapplied()
 
@@ -224,63 +226,70 @@ class ShardedExchange(ModelExchange):
         Whether some gradients hold results, whether some were cleared, and whether there are any: if all results were
         zeros, or this rank holds no element, they do not show whether they were cleared.
         """
-        own = [part.p for part in self._added if self._optimizer_of(self._exchange.groups[part.key]) == optimizer]
+        groups = self._exchange.groups
+        own = [one.p for one in self._received if self._optimizer_of(groups[one.bucket_key]) == optimizer]
         gradients = [shard_of(p.grad) for p in own if p.grad is not None]
         holding = any(bool(gradient.any()) for gradient in gradients)
-        zeroed = bool(gradients) and not holding and optimizer in self._delivered
+        zeroed = bool(gradients) and not holding and optimizer in self._nonzero
         return holding, zeroed or len(gradients) < len(own), bool(gradients)
 
     def _scaled(self, numbers: Iterable[int]) -> bool:
         """Return whether gradients of buckets that hold their last results were multiplied since the exchange."""
-        if not self._alone:
+        if not self._began_cleared:
             return False  # not known
         buckets = by_bucket(self._exchange.delivered_of)
         factors = (factor_of(buckets[number], self._exchange.factor) for number in numbers if number in buckets)
         return any(factor is not None and abs(factor - 1) > 1e-2 for factor in factors)
 
-    def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
+    def submit_unit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
         """Exchange the gradients of a unit.
 
         Args:
             unit: The unit.
-            rows: The shards of its gradients for each rank, by rows.
+            rows: The shards of its gradients, one row for each rank that takes part in the exchange.
             sources: First columns of the parameters that have a gradient.
         """
         self._used.update(sources)
-        parts = {name: unit.parts[name] for name in sources}
-        for name, part in parts.items():
-            if part.small:
-                columns = rows[:, sources[name] : sources[name] + part.width]
-                self._put_small(part, columns.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
-        for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
-            own = {name: part for name, part in parts.items() if part.key == key}
-            taken = [Columns(sources[name], part.place, part.width) for name, part in own.items()]
-            self._put(unit, key, rows, taken)
+        columns: dict[str, list[Columns]] = {}
+        for name, source in sources.items():
+            parameter = unit.parameters[name]
+            if parameter.small:
+                own = rows[:, source : source + parameter.width]
+                self._submit_small(parameter, own.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
+            else:
+                taken = Columns(source, parameter.place, parameter.width)
+                columns.setdefault(parameter.bucket_key, []).append(taken)
+        for key, of_bucket in columns.items():
+            self._submit_bucket(unit, key, rows, of_bucket)
 
-    def _put_small(self, part: Part, rows: torch.Tensor, hold: bool = False) -> None:
+    def _submit_small(self, parameter: UnitParameter, rows: torch.Tensor, hold: bool = False) -> None:
         """Exchange a parameter that is sent dense."""
-        self._exchange.worker.put(part.key, rows, hold)
-        self._results[part.key] = [(part, rows[self._exchange.transport.rank])]
+        self._exchange.worker.put(parameter.bucket_key, rows, hold)
+        self._results[parameter.bucket_key] = [(parameter, rows[self._exchange.transport.rank])]
 
-    def _put(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
-        """Exchange a bucket with a selection; results without a gradient here take momentum back."""
+    def _submit_bucket(self, unit: Unit, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> None:
+        """Exchange a bucket with a selection.
+
+        Parameters without a gradient here get results, too: other ranks may have one, and with momentum, results also
+        subtract what the optimizer's momentum repeats of earlier ones.
+        """
         result = self._exchange.put(key, rows, columns)
-        own = [part for part in unit.parts.values() if part.key == key]
-        self._results[key] = [(part, result[part.place : part.place + part.width]) for part in own]
+        own = [parameter for parameter in unit.parameters.values() if parameter.bucket_key == key]
+        self._results[key] = [(one, result[one.place : one.place + one.width]) for one in own]
 
     def _take_results(self) -> None:
         try:
             with self._exchange.worker.completing():
                 for unit in self._reduced:
                     unit.require_complete()
-                self._put_missing()
+                self._submit_missing()
                 shares = self._submit_uses(self._used)
                 self._exchange.worker.wait_for_results()
             for p, share in zip(self._parameters.values(), shares.tolist(), strict=True):
                 if share and p.grad is None:  # another rank has a gradient
                     p.grad = torch.zeros_like(p)
             self._add_results(list(self._results))
-            if self._adds:  # no gradient is what was delivered last
+            if self._accumulates:  # no gradient is what was delivered last
                 for bucket in self._exchange.worker.buckets:
                     bucket.pipeline.sample = None
         finally:
@@ -291,30 +300,29 @@ class ShardedExchange(ModelExchange):
         """Add results to the gradients that there are, and free them."""
         for key in keys:
             waiting = []  # another rank may have a gradient, which the end of the pass shows
-            for part, result in self._results.pop(key, ()):
-                if part.p.grad is None:
-                    waiting.append((part, result))
+            for parameter, result in self._results.pop(key, ()):
+                if parameter.p.grad is None:
+                    waiting.append((parameter, result))
                     continue
-                shard, optimizer = shard_of(part.p.grad), self._optimizer_of(self._exchange.groups[key])
+                shard, optimizer = shard_of(parameter.p.grad), self._optimizer_of(self._exchange.groups[key])
                 shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
                 if shard.numel():
-                    self._added.append(part)
-                if optimizer not in self._delivered and shard.any():
-                    self._delivered.add(optimizer)
+                    self._received.append(parameter)
+                if optimizer not in self._nonzero and shard.any():
+                    self._nonzero.add(optimizer)
             if waiting:
                 self._results[key] = waiting
 
-    def _put_missing(self) -> None:
+    def _submit_missing(self) -> None:
         """Submit what this backward pass has not reduced here; its residuals on this rank are kept for later steps."""
         missing = set(self._exchange.worker.missing)
-        unit_of = {member.key: unit for unit in self._units for member in unit.members}
-        for member in (member for member in self._members if member.key in missing):
-            unit = unit_of[member.key]
-            if member.small:
-                zeros = torch.zeros(member.size, dtype=member.dtype, device=member.device)
-                self._put_small(unit.parts[member.key], zeros.view(self._exchange.ranks, -1), hold=True)
-            else:
-                self._put(unit, member.key, torch.empty(0, device=member.device), [])
+        for unit in self._units:
+            for member in (member for member in unit.members if member.key in missing):
+                if member.small:
+                    zeros = torch.zeros(self._exchange.ranks, member.size, dtype=member.dtype, device=member.device)
+                    self._submit_small(unit.parameters[member.key], zeros, hold=True)
+                else:
+                    self._submit_bucket(unit, member.key, torch.empty(0, device=member.device), [])
 
     def _place(self) -> Mapping[str, Any]:
         layout = layout_of(self._units)
@@ -419,5 +427,5 @@ def sparse_reduce_scatter(
             argument is out of range; or the ranks differ.
     """
     require_sparse(compression, "use fully_shard alone")
-    settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
-    return ShardedExchange(model, compression, optimizer, *settings)
+    options = Options(grad_scaler, undoable, residual_unit, (stall_timeout, stall_abort))
+    return ShardedExchange(model, compression, optimizer, options)
