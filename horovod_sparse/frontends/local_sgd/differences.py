@@ -47,7 +47,8 @@ class Differences(Exchange):
         sparse: The configuration.
         transport: Transport of the ranks that take part; used by this exchange only.
         stall: Limits of the wait for a bucket.
-        together: Whether ranks must call ``synchronize()`` after the same step.
+        needs_synchronize: Whether the ranks' parameters are equal only after ``synchronize()``, which all of them must
+            then call after the same step.
 
     Attributes:
         names: Names of the parameters, in the same order on every rank.
@@ -55,14 +56,14 @@ class Differences(Exchange):
         waits_since: When the program began to wait for it, in ns of ``time.perf_counter_ns``; 0: it does not.
     """
 
-    def __init__(self, sparse: Sparse, transport: Transport, stall: Limits, together: bool) -> None:
+    def __init__(self, sparse: Sparse, transport: Transport, stall: Limits, needs_synchronize: bool) -> None:
         me = weakref.proxy(self)
         super().__init__(sparse, transport, 1 / transport.size, stall, admit=lambda keys: me._admit_named(keys))
         self.names: dict[torch.Tensor, str] = {}
         self._compared: set[torch.Tensor] = set()
         self.overlaps = False
         self.waits_since = 0
-        self._together = together
+        self._needs_synchronize = needs_synchronize
         self._failure = ""
 
     def create_buckets(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -103,7 +104,7 @@ class Differences(Exchange):
         flags = np.array([working, ending, stepped, *(p in given for p in self.names)], np.int32)
         with process.communicating(CALL, self.transport):
             works, ends, steps, *givers = self.transport.allreduce(flags).tolist()
-        if self._together and ends not in (0, works):
+        if self._needs_synchronize and ends not in (0, works):
             raise RuntimeError(
                 f"rank {process.job.rank}: {ends} of {works} ranks have called synchronize(), and the others have not: "
                 "with fragments, a delay or alpha, call it on all ranks after the same number of steps"

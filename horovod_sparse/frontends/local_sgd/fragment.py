@@ -64,7 +64,7 @@ class Fragment:
     def __init__(
         self, sparse: Sparse, transport: Transport, outer: OuterSGD, schedule: Schedule, stall: Limits
     ) -> None:
-        self.exchange = Differences(sparse, transport, stall, schedule.streams)
+        self.exchange = Differences(sparse, transport, stall, schedule.needs_synchronize)
         self.common: Values = {}
         self.base: Values = {}
         self.velocity: Values = {}

@@ -104,7 +104,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
         names = names_of(self.param_groups)
         transport = self._exchange.fragments[0].exchange.transport
         self._exchange.admit(agree_on_last_group(self.param_groups, names, transport))
-        self._local_state.local_step = self._local_state.local_step  # in the new param group, too
+        self._local_state.copy_local_step()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state on this rank, with the common parameters and the outer momentum.

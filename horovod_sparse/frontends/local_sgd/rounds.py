@@ -98,13 +98,12 @@ class Rounds:
                 fragment.transfer.left -= 1
         self._apply()
         begun = self.schedule.due(min(step, local_steps) - 1, local_steps)
-        for fragment in self.fragments[begun : self.schedule.due(step, local_steps)]:
-            fragment.exchange.epoch = self.epoch
+        for number in range(begun, self.schedule.due(step, local_steps)):
             if self.schedule.keeps_own:
-                fragment.start()
+                self._prepared(number).start()
                 self._apply()
             else:
-                fragment.unite(working=True, ending=False)
+                self._prepared(number).unite(working=True, ending=False)
         return step if step < local_steps else 0
 
     def _apply(self) -> None:
@@ -120,14 +119,14 @@ class Rounds:
             working: Whether this rank will take further steps.
         """
         for number in range(begun, begun + len(self.fragments)):
-            self._unite(number, working, ending=working)
+            # A rank that takes no further steps is in hvd.join(), and has not called synchronize().
+            self._prepared(number).unite(working, ending=working)
 
-    def _unite(self, number: int, working: bool, ending: bool) -> tuple[bool, bool]:
-        """Exchange a fragment now; return whether any rank will take steps, or has called synchronize()."""
+    def _prepared(self, number: int) -> Fragment:
+        """Return the fragment of an exchange, which counts on from one round to the next, with the epoch set."""
         fragment = self.fragments[number % len(self.fragments)]
         fragment.exchange.epoch = self.epoch
-        outcome = fragment.unite(working, ending)
-        return outcome.works, outcome.ending
+        return fragment
 
     def join(self, begun: int) -> Callable[[], None]:
         """Participate in the other ranks' rounds until no rank takes further steps; for ``hvd.join()``.
@@ -158,8 +157,8 @@ class Rounds:
         """Take part in the other ranks' exchanges; once no rank works, all of them end the round."""
         ending, works = 0, True
         while works:
-            works, ends = self._unite(number, working=False, ending=False)
-            number, ending = number + 1, ending + ends
+            outcome = self._prepared(number).unite(working=False, ending=False)
+            works, number, ending = outcome.works, number + 1, ending + outcome.ending
             if ending == len(self.fragments):  # the other ranks have ended their round
                 number = ending = 0
         self.end(number, working=False)

@@ -41,8 +41,8 @@ class Schedule:
             )
 
     @property
-    def streams(self) -> bool:
-        """True if ranks continue from their own parameters after a round, and not all from the common ones."""
+    def needs_synchronize(self) -> bool:
+        """True if the ranks' parameters are equal only after ``synchronize()``."""
         return self.fragments > 1 or self.keeps_own
 
     @property

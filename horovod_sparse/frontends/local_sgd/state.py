@@ -55,8 +55,9 @@ class LocalState:
         self._rounds = rounds
         self._momentum = momentum
         self._grad_scaler = grad_scaler
-        self._begins_from_common = False  # as a loaded state lacks what other ranks than the one that saved it need
-        self.local_step = self.local_step  # writes the key into every param group
+        # Whether the next step begins from the common parameters: a loaded state has only the saving rank's own ones.
+        self._begins_from_common = False
+        self.copy_local_step()
         local_states.add(self)
 
     @property
@@ -91,6 +92,10 @@ class LocalState:
     def local_step(self, steps: int) -> None:
         for group in self._groups:
             group[_LOCAL_STEP] = steps
+
+    def copy_local_step(self) -> None:
+        """Write the number of steps in the round into all param groups, of which some may be new."""
+        self.local_step = self.local_step
 
     def apart_in(self, model: torch.nn.Module) -> list[str]:
         """Return the names of the model's parameters that may differ between ranks."""
@@ -147,7 +152,7 @@ class LocalState:
     def take_from(self, state: dict[torch.Tensor, Any]) -> None:
         """Move what ``add_to`` has added out of the loaded state of an optimizer."""
         self.has_state, schedule = True, self._rounds.schedule
-        moved = self.local_step > 0 or schedule.streams
+        moved = self.local_step > 0 or schedule.needs_synchronize
         self._rounds.settle()
         for fragment in self.fragments:
             fragment.mark_common()
@@ -303,7 +308,7 @@ class LocalState:
         notes.append("all ranks continue with the optimizer of rank 0")
         if first.get("local_step"):
             notes.append(f"the round in progress starts over: its {first['local_step']} steps are dropped")
-        elif self._rounds.schedule.streams:
+        elif self._rounds.schedule.needs_synchronize:
             notes.append("the steps since the last exchange of each fragment are dropped")
         return merged, notes
 
