@@ -168,7 +168,7 @@ class Exchange:
         """Return which flags are set on any rank; a collective call between steps.
 
         Args:
-            flags: As many on every rank.
+            flags: Flags of this rank, the same number on every rank.
             call: The script's call that waits for it, for reports.
         """
         with process.communicating(call, self.transport):

@@ -1,4 +1,4 @@
-"""What exchanges must know of torch's optimizers: their classes, param groups, momentum and weight decay."""
+"""Classes, param groups, momentum and weight decay of torch's optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints look up: the exchange of a model, and local steps in progress."""
+"""Exchanges and local steps in progress, which checkpoints look up by the model."""
 
 from __future__ import annotations
 
