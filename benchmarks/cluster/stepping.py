@@ -114,14 +114,13 @@ def timed(model: str, contender: str, most: int, samples: int | None = None) -> 
 
     Returns:
         ``milliseconds`` of the median step and ``mean`` of all on the slowest rank; of ours also ``kilobytes`` that a
-        rank sends in a step, and without local steps its ``density``, ``rounds`` of messages, milliseconds ``exposed``
-        after the last gradient, in the mean over the ranks, and the step in which the density was ``decided``.
+        rank sends in a step, its ``density``, ``rounds`` of messages, milliseconds ``exposed`` of the exchange, for
+        which the program waited, in the mean over the ranks, and the step in which the density was ``decided``.
     """
     training = Training(model, contender, samples)
     spec, *local = contender.split(" / ")
     ours = spec not in PEERS
-    counted = ours and not local
-    trials = counted and isinstance(hvs.parse(spec).schedule, Measured.Options)
+    trials = ours and not local and isinstance(hvs.parse(spec).schedule, Measured.Options)
     possible = max(1, int(_SECONDS / slowest(max(training.step() for _ in range(2)))))
     decided = None
     # A whole round of local steps: its exchange connects the ranks.
@@ -129,20 +128,20 @@ def timed(model: str, contender: str, most: int, samples: int | None = None) -> 
         training.step()
         if trials and training.optimizer.statistics().get("total/decisions"):
             decided = number
-    if counted:
+    if ours:
         training.optimizer.statistics()  # of the steps so far
     before = training.optimizer.traffic.bytes_sent if ours else 0
     count = most if local or trials else min(most, possible)
     times = [training.step() for _ in range(count)]
     found = {"milliseconds": slowest(1e3 * median(times)), "mean": slowest(1e3 * fmean(times))}
     sent = mean((training.optimizer.traffic.bytes_sent - before) / 1e3 / count) if ours else None
-    totals = training.optimizer.statistics() if counted else {}
+    totals = training.optimizer.statistics() if ours else {}
     return {
         **found,
         "kilobytes": sent,
         "density": totals.get("total/density", 1.0),
-        "rounds": totals["total/rounds"] / count if counted else None,
-        "exposed": mean(1e3 * totals["total/seconds_exposed"] / count) if counted else None,
+        "rounds": totals["total/rounds"] / count if ours else None,
+        "exposed": mean(1e3 * totals["total/seconds_exposed"] / count) if ours else None,
         "decided": decided,
     }
 

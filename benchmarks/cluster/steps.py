@@ -10,7 +10,8 @@ One rank on each node trains a model on random data. A contender is
 
 "@ spin" or "@ sleep" after a contender sets HOROVOD_SPARSE_WAIT. Times are those of the slowest rank, in ms: of the
 median step, its median, least and most over the turns; and of the mean step, which contains the exchanges of local
-steps. Exposed is what the mean step takes longer than "alone". Contenders whose steps are long take fewer of them.
+steps. Exposed is what the mean step takes longer than "alone"; "waits" are the ms that ours counts itself, for which
+the program waits for an exchange. Contenders whose steps are long take fewer of them.
 """
 
 from __future__ import annotations
@@ -78,5 +79,5 @@ def show(found: Found) -> str:
     def exposed(turns: Turns) -> str:
         return f"{100 * (median(values(turns, 'mean')) / alone - 1):.1f} %" if alone else ""
 
-    more = {"exposed": exposed, "rounds": column("rounds"), "KB sent": column("kilobytes")}
+    more = {"exposed": exposed, "waits": column("exposed"), "rounds": column("rounds"), "KB sent": column("kilobytes")}
     return table("ms a step", found, {**spread("milliseconds"), "mean": column("mean", ".1f"), **more})
