@@ -107,7 +107,7 @@ def test_missing_runs_are_trained_and_reported(tmp_path, monkeypatch):
     assert list(map(json.loads, path.read_text().splitlines())) == records
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_rule_of_the_users_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     spec = "topka:density=0.01,sparsifier=sorttopk"

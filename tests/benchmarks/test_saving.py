@@ -6,7 +6,7 @@ import launch
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_all_ways_are_measured(tmp_path):
     short = ("--millions", "1", "--device-ms", "1", "--steps", "4", "--every", "2", "--turns", "1")
     result = launch.python("-m", "benchmarks.saving", "--folder", str(tmp_path), *short, ranks=2)

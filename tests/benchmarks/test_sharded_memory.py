@@ -6,7 +6,7 @@ import launch
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_residual_needs_more_than_fsdp_alone():
     short = ("--ranks", "2", "--millions", "8", "--steps", "2", "--contenders", "FSDP2", "residual")
     result = launch.python("-m", "benchmarks.sharded_memory", *short)

@@ -89,6 +89,7 @@ def test_one_and_two_ranks_are_measured_and_drawn(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_ranks_of_torchrun_overlap_the_exchange_but_have_no_figure(tmp_path: Path) -> None:
     output = tmp_path / "2.jsonl"
     content = run("--overlap", output=output, ranks=2, torchrun=())

@@ -126,7 +126,7 @@ def test_the_trainers_residuals_resume_with_equal_bits_on_the_same_number_of_ran
     assert resumed[0]["steps"] == uninterrupted[0]["steps"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_evaluation_before_training_is_noticed_and_has_a_remedy(trained, failed):
     sparse = ("--compression", "topka:density=0.1")
     errors = failed("trainer_ddp", *sparse, "--evaluate-first")

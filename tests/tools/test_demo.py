@@ -126,7 +126,7 @@ def test_the_demo_trains_and_leaves_nothing_running(possible, tmp_path):
         forbid_namespaces(tmp_path)
     mark = Mark()
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    command = [sys.executable, "-m", "tools.demo", "--epochs", "2", "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "tools.demo", "--epochs", "1", "--output", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **mark.variables, "PATH": path}, **CAPTURED)
     assert done.returncode == 0, done.stderr
     # The stub is all that stands in the way.
