@@ -8,9 +8,6 @@ TORCH ?=
 JOBS ?=
 # World sizes of the tests marked `law` on threads, in addition to 3, which runs every combination: see tests/laws.py.
 LAW_RANKS ?= 1,2,4,5,7,8,16
-# Their world size in `make test-ci`, chosen by the hash of the commit. 16 would take three times as long as 5.
-COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
-CI_LAW_RANKS ?= $(word $(shell echo $$((0x$(COMMIT) % 5 + 1))),2 4 5 7 8)
 # World size of the tests under mpirun in `make test`.
 RANKS ?= 3
 # The tests of `make test`, and the subset under mpirun.
@@ -81,11 +78,11 @@ test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 t
 
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly'
-	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
 	$(MPITEST) --ranks 3 --limit 2400 -- -m 'mpi and not nightly' $(REST)
 	$(MPITEST) --ranks 3 -- -m '(mpi and (slow or full) or law and $(QUICK)) and not nightly' $(CORE) \
 	  tests/collectives/test_laws.py
 	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
+	$(MPITEST) --ranks 2 -- -m mpi -k sharded tests/frontends/test_situations.py
 	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(OF_SHARDS)
 	$(MPITEST) --torchrun --ranks 4 -- -m '$(OTHERS)' tests/frontends/test_local_shards.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
