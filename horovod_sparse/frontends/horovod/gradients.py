@@ -307,8 +307,8 @@ class Gradients(ExchangingGradients):
 
     def _already_synchronized(self) -> bool:
         """Return whether the gradients are reduced already, and ``model.zero_grad()`` has not cleared them since."""
-        cleared = self._requires_update and all(p.grad is None for p in self._requires_update)
-        return self._synchronized and not self._handles and not cleared
+        kept = any(p.grad is not None for p in self._requires_update)
+        return self._synchronized and not self._handles and kept
 
     def _finish_exchange(self, exchange: GradientExchange) -> None:
         self._backward_begins()  # if this rank had no backward pass
