@@ -326,6 +326,7 @@ def _loco(
         rate=rate,
         fragments=4 if delay else 1,
         delay=delay,
+        short="short" in name,
     )
 
 
@@ -344,7 +345,9 @@ _LOCO = starmap(
         ("muloco-32", "dense", 32, (0.2, 0.9), 0.7, "muon"),
         ("muloco-32-2bit", "dense:wire=fitted2", 32, (0.2, 0.9), 0.7, "muon"),
         ("muloco-32-streamed", "dense", 32, (0.2, 0.9), 0.7, "muon", 8),
+        ("muloco-32-short", "dense", 32, (0.2, 0.9), 0.7, "muon"),
         ("local-32-muon", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
+        ("local-32-muon-short", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
         ("local-32-muon-streamed", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon", 8),
     ),
 )
