@@ -112,6 +112,7 @@ def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
     assert training.ends_as(undisturbed, training.run())
 
 
+@pytest.mark.nightly
 def test_a_run_with_ddp_resumes_after_kills_and_with_the_other_front_end(undisturbed: str, training: Training) -> None:
     """The final bits are those of the undisturbed training with Horovod."""
     ddp = ("--frontend", "ddp")

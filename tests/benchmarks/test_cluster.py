@@ -289,9 +289,9 @@ RENDEZVOUS = {
 
 
 @needs_namespaces
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rendezvous", ["pod", pytest.param("c10d", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rendezvous", ["pod", "c10d"])
 def test_torchrun_trains_sparse_over_several_hosts_with_equal_bits(rendezvous):
     arguments, variables = RENDEZVOUS[rendezvous]
     program = [str(ROOT / "tests/programs/several_hosts.py"), "--compression", "topka:density=0.1,dense_below=0"]

@@ -249,9 +249,9 @@ def test_without_overlap_the_times_add_up_and_the_result_stays(front_end: str, c
     assert sum(stages[stage] for stage in ("forward", "backward", "synchronize", "update")) <= stages["step"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("torchrun", "missing"), [(None, "horovod"), ((), "horovod mpi4py")], ids=["mpirun", "torchrun"]
+    ("torchrun", "missing"),
+    [NIGHTLY(None, "horovod", id="mpirun"), FULL((), "horovod mpi4py", id="torchrun")],
 )
 def test_ddp_trains_sparse_without_horovod(tmp_path: Path, torchrun: Sequence[str] | None, missing: str) -> None:
     """The first of the two backward passes of a step exchanges nothing."""
@@ -268,7 +268,7 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path, torchrun: Sequence[st
     [
         pytest.param(name, settings.split(), marks=mark, id=name)
         for name, mark, settings in (
-            ("oktopk", pytest.mark.full, "bucket_bytes=100000,dense_below=0,indices=plain --batch-size 8 --clip 5"),
+            ("oktopk", pytest.mark.nightly, "bucket_bytes=100000,dense_below=0,indices=plain --batch-size 8 --clip 5"),
             ("dgc", pytest.mark.nightly, "momentum=0.9,indices=plain --momentum 0"),
             ("topka", pytest.mark.nightly, "schedule=warmup,wire=float16,indices=coded --optimizer adamw --lr 0.001"),
         )
@@ -306,7 +306,7 @@ def test_dense_and_at_density_1_both_front_ends_end_alike(train: Train) -> None:
     assert losses["ddp", "fp16"] == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ddp_on_one_process(tmp_path: Path) -> None:
     arguments = ("--frontend", "ddp", "--warmup-epochs", "0", "--compression", "topka:density=0.01", "--epochs", "1")
     (epoch,) = result(launch.python(str(TRAIN), *arguments, "--output", str(tmp_path)), tmp_path)["epochs"]

@@ -23,7 +23,7 @@ COMPILED_BACKWARD = {"Horovod": "same", "local": "same", "DDP": OF_TORCH, "FSDP"
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "front_end",
-    [pytest.param(one, marks=pytest.mark.nightly if one in ("local", "DDP") else ()) for one in COMPILED_BACKWARD],
+    [pytest.param(one, marks=() if one == "Horovod" else pytest.mark.nightly) for one in COMPILED_BACKWARD],
 )
 def test_compiled_steps_have_the_same_bits(front_end):
     """In programs that import the compiler; the tests themselves have a module in its place (tests/startup)."""

@@ -17,17 +17,14 @@ MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.t
 FULL, NIGHTLY = pytest.mark.full, pytest.mark.nightly
 pytestmark = pytest.mark.timeout(500)
 
-# Programs, and the launchers of those that do not need MPI.
 # Programs and the setting that CI tests at density 1; before a release, all programs are run with all settings.
 CI = {
     "lightning_horovod": "accumulate",
-    "trainer_horovod": "clip",
     "lightning_ddp by torchrun": "clip",
-    "accelerate_ddp by torchrun": "accumulate",
     "trainer_ddp by torchrun": "accumulate",
 }
-ALL = [*CI, "lightning_ddp", "accelerate_ddp"]
-WITH_ADAPTERS = [program for program in CI if "ddp" in program]
+ALL = [*CI, "accelerate_ddp by torchrun", "trainer_horovod", "lightning_ddp", "accelerate_ddp"]
+WITH_ADAPTERS = [program for program in ALL if "ddp by" in program]
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +99,10 @@ def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(trained, d
     assert first["loss"] < UNTRAINED
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("program", WITH_ADAPTERS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(one, marks=FULL if one.startswith("trainer") else NIGHTLY) for one in WITH_ADAPTERS],
+)
 def test_adapters_are_trained_sparse_beside_frozen_parameters(trained, program):
     first, second = trained(program, "--lora", "--compression", "topka:density=0.1,dense_below=0")
     dense, _ = trained("accelerate_ddp by torchrun", "--lora")
