@@ -21,6 +21,7 @@ from benchmarks.convergence.runs import (
     POWERSGD_RANKS,
     REFRESHES,
     STDLIB,
+    TEN_MILLION,
     grid_name,
     recommended_name,
 )
@@ -94,45 +95,74 @@ _FAMILIES = (
         width=2.5,
     ),
 )
-_LOCAL_FAMILIES = (
-    _Family("black", {"dense-adam-tuned": "dense"}, (-8, 4), "right"),
-    _Family(
-        "C3",
-        {"recommended-adam-tuned": "recommended 1 %", "recommended-0.1%-adam": "recommended 0.1 %"},
-        (8, 6),
-        "left",
-    ),
-    _Family("C0", {"diloco-8": "DiLoCo, H = 8", "diloco-32": "DiLoCo, H = 32"}, (8, 6), "left"),
-    _Family("C9", {"diloco-32-streamed": "streamed"}, (8, -10), "left"),
-    _Family("C2", {"local-8-adam": "ours, H = 8", "local-32-adam": "ours, H = 32"}, (8, 6), "left"),
-    _Family("C8", {"local-32-adam-streamed": "streamed"}, (8, -10), "left"),
-    _Family("C1", {"local-32-adam-2bit": "2 bits"}, (-4, 8), "right"),
-    _Family("C4", {"sparseloco-32": "SparseLoCo, H = 32"}, (0, -20), "center"),
-    _Family("C5", {"muloco-32-2bit": "2 bits", "muloco-32": "MuLoCo"}, (-4, 8), "right"),
-    _Family("C6", {"local-32-muon": "ours, Muon"}, (-8, -4), "right"),
-)
+# Label, colour, marker and whether it is filled.
+_LOCAL_RUNS = {
+    "dense-adam-tuned": ("dense", "black", "o", True),
+    "recommended-adam-tuned": ("recommended 1 %", "C3", "o", True),
+    "recommended-0.1%-adam": ("recommended 0.1 %", "C3", "v", True),
+    "diloco-8": ("DiLoCo, H = 8", "C0", "D", True),
+    "diloco-32": ("DiLoCo, H = 32", "C0", "s", True),
+    "diloco-32-streamed": ("streamed", "C0", "s", False),
+    "local-8-adam": ("ours, H = 8", "C2", "D", True),
+    "local-32-adam": ("ours, H = 32", "C2", "s", True),
+    "local-32-adam-streamed": ("streamed", "C2", "s", False),
+    "local-32-adam-2bit": ("2 bits", "C2", "<", True),
+    "sparseloco-32": ("SparseLoCo, H = 32", "C4", "s", True),
+    "dense-muon-short": ("dense, Muon", "grey", "o", True),
+    "muloco-32": ("MuLoCo, H = 32", "C1", "s", True),
+    "muloco-32-streamed": ("streamed", "C1", "s", False),
+    "muloco-32-2bit": ("2 bits", "C1", "<", True),
+    "local-32-muon": ("ours, Muon, H = 32", "C9", "s", True),
+    "local-32-muon-streamed": ("streamed", "C9", "s", False),
+}
+_LOCAL_TITLES = {
+    STDLIB: "1.1 million parameters, 1000 steps",
+    TEN_MILLION: "9.9 million parameters, 500 steps",
+}
 # Titles of tasks that have another name in the text.
 _TITLES = {"fashion-mnist": "Images: Fashion-MNIST", "stdlib": "Language model: sources of Python's standard library"}
 
 
 def plot_overview(results: Results, task: str, path: Path) -> None:
     """Draw the metric over the bytes sent per step in a PNG; bars are standard errors over the seeds."""
-    _plot(results, task, _FAMILIES, _TITLES.get(task, task), path)
-
-
-def plot_local_steps(results: Results, path: Path) -> None:
-    """Draw the same for local steps and what exchanges in every step, with AdamW."""
-    _plot(results, STDLIB, _LOCAL_FAMILIES, "Language model: exchanges in every step, and after H steps", path)
-
-
-def _plot(results: Results, task: str, families: Sequence[_Family], title: str, path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for family in families:
-        runs = [run for run in family.runs if results.finals(task, run) and not results.diverged(task, run)]
-        if runs:
+    for family in _FAMILIES:
+        if runs := [run for run in family.runs if _ended(results, task, run)]:
             _draw_family(axes, results, task, family, runs)
-    metric = results.of(task, results.runs(task)[0])[0]["metric"]
+    _label(axes, results.of(task, results.runs(task)[0])[0]["metric"], _TITLES.get(task, task))
+    axes.margins(0.2, 0.12)
+    write_png(figure, path)
+
+
+def plot_local_steps(results: Mapping[str, Results], path: Path) -> None:
+    """Draw the same for local steps and what exchanges in every step, with a panel for each task."""
+    figure = Figure(figsize=(5 * len(results) + 2, 5), layout="constrained")
+    panels = figure.subplots(ncols=len(results), squeeze=False)[0]
+    for axes, (task, of_task) in zip(panels, results.items(), strict=True):
+        for run, (label, colour, marker, filled) in _LOCAL_RUNS.items():
+            if _ended(of_task, task, run):
+                middle, error = _final_with_error(of_task, task, run)
+                style: dict[str, Any] = {"color": colour, "marker": marker, "mfc": colour if filled else "white"}
+                style |= {"linestyle": "", "capsize": 3, "elinewidth": 1, "label": label}
+                axes.errorbar(of_task.bytes_per_step(task, run), middle, error, **style)
+        _label(axes, "perplexity", _LOCAL_TITLES[task])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+    write_png(figure, path)
+
+
+def _ended(results: Results, task: str, run: str) -> bool:
+    """Return whether there are results of a run, and no seed diverged."""
+    return bool(results.finals(task, run)) and not results.diverged(task, run)
+
+
+def _final_with_error(results: Results, task: str, run: str) -> tuple[float, float]:
+    """Return mean and standard error over the seeds; an error of 0 for one seed."""
+    interval = Interval.of([*results.finals(task, run).values()])
+    return interval.middle, interval.error if interval.seeds > 1 else 0.0
+
+
+def _label(axes: Axes, metric: str, title: str) -> None:
     axes.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -142,23 +172,20 @@ def _plot(results: Results, task: str, families: Sequence[_Family], title: str, 
     else:
         axes.set_ylabel(f"test {metric} (inverted: up is better)")
         axes.invert_yaxis()
-    axes.margins(0.2, 0.12)
     axes.grid(alpha=0.25)
-    write_png(figure, path)
 
 
 def _draw_family(axes: Axes, results: Results, task: str, family: _Family, runs: Sequence[str]) -> None:
     """Draw a line through the runs of a family, and label each run."""
     places = [results.bytes_per_step(task, run) for run in runs]
-    finals = [[*results.finals(task, run).values()] for run in runs]
-    errors = [Interval.of(values).error if len(values) > 1 else 0.0 for values in finals]
+    middles, errors = zip(*(_final_with_error(results, task, run) for run in runs), strict=True)
     style: dict[str, Any] = {"color": family.colour, "linewidth": family.width, "marker": "o", "capsize": 3}
-    axes.errorbar(places, list(map(mean, finals)), errors, elinewidth=1, **style)
-    for run, place, values in zip(runs, places, finals, strict=True):
+    axes.errorbar(places, middles, errors, elinewidth=1, **style)
+    for run, place, middle in zip(runs, places, middles, strict=True):
         usual = family.places.get(run, (family.offset, family.align))
         offset, align = family.places.get(f"{task}/{run}", usual)
         label = axes.annotate(
-            family.runs[run], (place, mean(values)), offset, textcoords="offset points", ha=align, color=family.colour
+            family.runs[run], (place, middle), offset, textcoords="offset points", ha=align, color=family.colour
         )
         label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # legible on top of other lines
 

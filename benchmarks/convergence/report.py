@@ -26,6 +26,7 @@ from benchmarks.convergence.runs import (
     SIZES,
     SMALL,
     STDLIB,
+    TEN_MILLION,
     form_name,
     own,
     partial_name,
@@ -73,7 +74,10 @@ def report(folder: Path, pages: Sequence[Path] = (), against: Sequence[str] = ()
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")
     if any(run.group == LOCAL_TUNED and results.of(STDLIB, name) for name, run in RUNS.items()):
-        plot_local_steps(results, folder / "local-steps.png")
+        panels = {STDLIB: results}
+        if wider := read_records(records_path(folder / "wider")):
+            panels[TEN_MILLION] = Results(wider).at_best_rates(TEN_MILLION)
+        plot_local_steps(panels, folder / "local-steps.png")
     return text
 
 

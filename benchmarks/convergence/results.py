@@ -82,6 +82,20 @@ class Results:
         made = {record["task"] for record in self.records}
         return [task for task in (*LARGE, CONFIRMATION, *SMALL) if task in made]
 
+    def at_best_rates(self, task: str) -> Results:
+        """Return the results of a task at one learning rate per run: that with most seeds, then the best.
+
+        The names of the runs are without the factors on the learning rates.
+        """
+
+        def quality(run: str) -> tuple[int, float]:
+            finals = self.finals(task, run).values()
+            return len(finals), -mean(finals) if finals else -math.inf
+
+        runs = sorted({record["run"] for record in self.records if record["task"] == task}, key=quality)
+        best = {run.partition("@")[0]: run for run in runs}
+        return Results([{**record, "run": name} for name, run in best.items() for record in self.of(task, run)])
+
     def runs(self, task: str) -> list[str]:
         """Return the names of a task's runs, in the order of RUNS, without those of the tables of one number."""
         made = {record["run"] for record in self.records if record["task"] == task}
