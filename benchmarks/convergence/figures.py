@@ -109,9 +109,9 @@ _LOCAL_RUNS = {
     "local-32-adam-2bit": ("2 bits", "C2", "<", True),
     "sparseloco-32": ("SparseLoCo, H = 32", "C4", "s", True),
     "dense-muon-short": ("dense, Muon", "grey", "o", True),
-    "muloco-32": ("MuLoCo, H = 32", "C1", "s", True),
-    "muloco-32-streamed": ("streamed", "C1", "s", False),
-    "muloco-32-2bit": ("2 bits", "C1", "<", True),
+    "muloco-32-short": ("MuLoCo, H = 32", "C1", "s", True),
+    "muloco-32-short-streamed": ("streamed", "C1", "s", False),
+    "muloco-32-short-2bit": ("2 bits", "C1", "<", True),
     "local-32-muon": ("ours, Muon, H = 32", "C9", "s", True),
     "local-32-muon-streamed": ("streamed", "C9", "s", False),
 }

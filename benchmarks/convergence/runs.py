@@ -313,7 +313,7 @@ _ENTRIES = "topka:density=0.03,indices=coded,wire="
 def _loco(
     name: str, spec: str, steps: int, outer: tuple[float, float], rate: float, optimizer: str = "adam", delay: int = 0
 ) -> Run:
-    baseline = {"adam": "dense-adam-tuned", "muon": MUON}[optimizer]
+    baseline = {"adam": "dense-adam-tuned", "muon": "dense-muon-short"}[optimizer]
     return Run(
         name,
         LOCAL_TUNED,
@@ -345,9 +345,13 @@ _LOCO = starmap(
         ("muloco-32", "dense", 32, (0.2, 0.9), 0.7, "muon"),
         ("muloco-32-2bit", "dense:wire=fitted2", 32, (0.2, 0.9), 0.7, "muon"),
         ("muloco-32-streamed", "dense", 32, (0.2, 0.9), 0.7, "muon", 8),
-        ("muloco-32-short", "dense", 32, (0.2, 0.9), 0.7, "muon"),
+        ("muloco-32-short", "dense", 32, (1.0, 0.9), 0.25, "muon"),
+        ("muloco-32-short-2bit", "dense:wire=fitted2", 32, (1.0, 0.9), 0.25, "muon"),
+        ("muloco-32-short-streamed", "dense", 32, (1.0, 0.9), 0.25, "muon", 8),
         ("local-32-muon", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
-        ("local-32-muon-short", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon"),
+        ("local-32-muon-short", f"{_ENTRIES}log4", 32, _MEAN, 1.2, "muon"),
+        ("local-32-muon-short-momentum", f"{_ENTRIES}log4", 32, (1.0, 0.9), 0.35, "muon"),
+        ("local-32-adam-momentum", f"{_ENTRIES}log4", 32, (0.4, 0.9), 3.4),
         ("local-32-muon-streamed", f"{_ENTRIES}log4", 32, _MEAN, 0.5, "muon", 8),
     ),
 )
