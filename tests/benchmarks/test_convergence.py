@@ -12,6 +12,7 @@ import pytest
 import horovod_sparse as hvs
 from benchmarks.convergence.__main__ import main
 from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.results import Results
 from benchmarks.convergence.runs import DENSE, LARGE, RUNS, SMALL, Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,19 @@ def test_a_record_is_of_a_training_with_the_same_settings_only():
         "batch": 2,
     }.items():
         assert not job.made({**record, name: other})
+
+
+def test_a_figure_shows_each_run_at_the_learning_rate_with_most_seeds_then_the_best():
+    finals = {"dense@1": [25.0, 26.0], "dense@2": [27.0, 28.0], "dense": [20.0], "diloco-8@1": [30.0]}
+    records = [
+        {"task": "stdlib", "run": run, "seed": seed, "final": final}
+        for run, values in finals.items()
+        for seed, final in enumerate(values)
+    ]
+    best = Results(records).at_best_rates("stdlib")
+    assert best.finals("stdlib", "dense") == {0: 25.0, 1: 26.0}
+    assert best.finals("stdlib", "diloco-8") == {0: 30.0}
+    assert len(best.records) == 3
 
 
 def test_a_folder_without_results_is_named(tmp_path, capsys):
