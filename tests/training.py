@@ -30,13 +30,13 @@ def wrap(model: nn.Module, compression: Any = None, optimizer: Any = None, **arg
 def wrap_local(
     model: nn.Module, compression: Any = None, optimizer: Any = None, local_steps: int = 4, **arguments: Any
 ) -> Any:
-    """Wrap an optimizer in LocalOptimizer; by default without momentum, and with the mean as the outer step."""
+    """Wrap an optimizer in LocalOptimizer; by default without momentum."""
     return hvs.LocalOptimizer(
         optimizer or sgd(model, momentum=0),
         model.named_parameters(),
         local_steps,
         hvs.Compression.topka(**settings()) if compression is None else compression,
-        **{"outer": MEAN, **arguments},
+        **arguments,
     )
 
 

@@ -40,7 +40,7 @@ def sharded(mesh, compression=SPARSE, dtype=torch.float32, **arguments):
         model.named_parameters(),
         4,
         compression,
-        **{"process_set": mesh.get_group("replicate"), **arguments},
+        **{"process_set": mesh.get_group("replicate"), "outer": hvs.OuterSGD(), **arguments},
     )
     return model, optimizer
 
@@ -59,7 +59,8 @@ def test_shards_take_the_steps_of_complete_replicas(comm, stream):
             theirs.named_parameters(),
             4,
             EVERYTHING,
-            process_set=leaders[rank % shards],
+            hvs.OuterSGD(),
+            leaders[rank % shards],
             **stream,
         )
 

@@ -23,7 +23,7 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import Exchanging
 from horovod_sparse.frontends.eager import eager, weak_hook
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
+from horovod_sparse.frontends.local_sgd.outer import MEAN, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds
 from horovod_sparse.frontends.local_sgd.schedule import Schedule
 from horovod_sparse.frontends.local_sgd.state import LocalState, plain
@@ -143,7 +143,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     local_steps: int,
     compression: Sparse,
-    outer: OuterSGD = DILOCO,
+    outer: OuterSGD = MEAN,
     process_set: Any = None,
     *,
     fragments: int = 1,
@@ -170,10 +170,11 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         optimizer: The optimizer to wrap, of any class.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``; None: parameters are
             numbered.
-        local_steps: Number of steps H of a round. 1, with ``OuterSGD(lr=1, momentum=0)`` and a wrapped SGD, is
-            equivalent to ``DistributedOptimizer``.
+        local_steps: Number of steps H of a round. 1, with a wrapped SGD, is equivalent to
+            ``DistributedOptimizer``.
         compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, that applies no momentum.
-        outer: Settings of the outer step.
+        outer: Settings of the outer step; by default it takes the mean. With ``hvs.Compression.dense()``,
+            ``hvs.OuterSGD()`` is DiLoCo's.
         process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI
             communicator; None: all ranks. Of a model that FSDP2 shards: ``mesh.get_group("replicate")``.
         fragments: Number F of parts of the model. Part f is exchanged after (f + 1) H / F steps of a round.

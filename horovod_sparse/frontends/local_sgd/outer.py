@@ -62,4 +62,6 @@ class OuterSGD:
         )
 
 
-DILOCO = OuterSGD()
+# What selection delays, momentum over the rounds would apply late and then several times: training ends far behind
+# with it (docs/local-steps.md). SparseLoCo's outer step has none either.
+MEAN = OuterSGD(lr=1, momentum=0)
