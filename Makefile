@@ -38,9 +38,9 @@ OF_ANY = $(patsubst %,tests/frontends/test_%.py,arrays ddp fsdp local_sgd optimi
 OF_SHARDS = $(patsubst %,tests/frontends/test_%.py,fsdp local_shards sharded streaming)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
-# Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
-# with pytest 9.2.)
-SERIAL = python -m pytest -n $(WORKERS) --dist loadfile --durations 40 --durations-min 3
+# Each file runs in one process, so that its fixtures are created once, in the order of tests/conftest.py. (loadgroup of
+# pytest-xdist 3.8 has no effect with pytest 9.2.)
+SERIAL = python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 3
 MPITEST = python tools/mpitest.py
 
 CUDA = cuda-check cuda-tests cuda-sanitize cuda-bench cuda-figure

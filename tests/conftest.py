@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("transport", rank_threads.sizes, indirect=True, ids=lambda size: f"{size} ranks")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Leave tests of benchmarks and tools to `make test-ci`, and run tests that take a transport on every rank.
 
     Under torchrun, leave out tests that need Horovod; elsewhere, those of the transport over torch.distributed.
@@ -49,6 +50,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
         if isinstance(item, pytest.Function) and "transport" in item.fixturenames and not _over_mpi(config):
             item.obj = rank_threads.on_every_rank(item.obj)
+    yield
+    if not _over_mpi(config):
+        _sort_files(items)
+
+
+def _sort_files(items: list[pytest.Item]) -> None:
+    """Put files with a long time limit first, then those with many tests: workers then end at about the same time."""
+    limits: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        if limit := item.get_closest_marker("timeout"):
+            limits[item.path] = max(limits[item.path], limit.args[0])
+    numbers = Counter(item.path for item in items)
+    items.sort(key=lambda item: (limits[item.path], numbers[item.path]), reverse=True)
 
 
 def _over_mpi(config: pytest.Config) -> bool:
