@@ -170,8 +170,8 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         optimizer: The optimizer to wrap, of any class.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``; None: parameters are
             numbered.
-        local_steps: Number of steps H of a round. 1, with a wrapped SGD, is equivalent to
-            ``DistributedOptimizer``.
+        local_steps: Number of steps H of a round. 1, with a wrapped SGD and the default ``outer``, is
+            equivalent to ``DistributedOptimizer``.
         compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, that applies no momentum.
         outer: Settings of the outer step; by default it takes the mean. With ``hvs.Compression.dense()``,
             ``hvs.OuterSGD()`` is DiLoCo's.
@@ -232,8 +232,8 @@ def _facts(
     require_sparse(compression, "pass hvs.Compression.dense()")
     if compression.replaces_momentum:
         raise ValueError(
-            "the compression applies momentum, but the outer step has it already: use another memory, such as "
-            "memory='residual', and set the momentum in outer=hvs.OuterSGD(momentum=0.9)"
+            "the compression applies momentum to gradients, but local steps exchange updates: the wrapped optimizer "
+            "and the outer step have their own momentum. Use another memory, such as memory='residual'"
         )
     names = {name: p for p, name in names_of(optimizer.param_groups, named).items()}
     return {

@@ -62,6 +62,5 @@ class OuterSGD:
         )
 
 
-# What selection delays, momentum over the rounds would apply late and then several times: training ends far behind
-# with it (docs/local-steps.md). SparseLoCo's outer step has none either.
+# Where entries are selected, training ended far behind with DiLoCo's outer step (docs/local-steps.md).
 MEAN = OuterSGD(lr=1, momentum=0)
