@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if not _over_mpi(config):
         _sort_files(items)
+
+
+def pytest_collection_finish() -> None:
+    # The modules and tests stay until the end: the garbage collector need not look through them again and again.
+    gc.freeze()
 
 
 def _sort_files(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -44,6 +45,7 @@ def blocks(*languages: str) -> list[Block]:
     return [block for path in PAGES for block in _read(path) if block.language in languages]
 
 
+@cache
 def _read(path: Path) -> list[Block]:
     found, page = [], str(path.relative_to(ROOT))
     for token in _MARKDOWN.parse(path.read_text()):

@@ -26,7 +26,7 @@ TCP = {
 DDP = "python examples/train.py --frontend ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
 
 # The signal lets the SLURM be ended; the other method would leave it running.
-pytestmark = pytest.mark.timeout(200, method="signal")
+pytestmark = [pytest.mark.full, pytest.mark.timeout(200, method="signal")]
 
 
 def completed(cluster: Cluster, job: str, log: Path, limit: float = 150) -> str:

@@ -22,7 +22,7 @@ TRAINING = {
 LIMIT = 200
 
 # The signal lets the SLURM be ended; the other method would leave it running.
-pytestmark = pytest.mark.timeout(400, method="signal")
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400, method="signal")]
 
 
 def parameters(output: Path) -> str:

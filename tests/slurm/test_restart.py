@@ -15,7 +15,7 @@ ARGUMENTS = f"--front-end ddp --steps {STEPS} --every 20 --batch-size 256"
 LIMIT = 200
 
 # The signal lets the SLURM be ended; the other method would leave it running.
-pytestmark = pytest.mark.timeout(400, method="signal")
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400, method="signal")]
 
 
 def submit(cluster: Cluster, tmp_path: Path, *options: str, **variables: str) -> str:
