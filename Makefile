@@ -95,6 +95,7 @@ test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages,
 	$(MPITEST) --ranks 3 --limit 7200 -- -m 'law' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks 1 2 4 --limit 7200 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks 8 -- -m '$(OTHERS)' $(patsubst %,tests/frontends/test_%.py,rounds streaming local_sgd)
 	$(MPITEST) --torchrun --ranks 1 3 4 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py \
 	  $(patsubst %,tests/frontends/test_%.py,ddp situations streaming local_shards)
 	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)

@@ -327,7 +327,7 @@ def test_settings_that_differ_between_ranks_are_named(comm):
     rank = comm.Get_rank()
     if comm.Get_size() > 1:
         with pytest.raises(ValueError, match=rf"rank {rank}: schedule .*fragments=\d, delay=0"):
-            wrap_local(mlp(), fragments=1 + rank)
+            wrap_local(mlp(), fragments=1 + rank % 2)
 
 
 @pytest.mark.parametrize("stream", [STREAMS["fragments"], STREAMS["delay"]], ids=["fragments", "delay"])
@@ -366,4 +366,5 @@ def test_muon_inside_in_2_bits(comm):
     for optimizer in optimizers:
         optimizer.synchronize()
     assert agree(comm, snapshot(model))
-    assert everywhere(comm, losses[-1] < losses[0])
+    first, last = (sum(comm.allgather(losses[step])) for step in (0, -2))  # of the same batches
+    assert last < first
