@@ -78,7 +78,7 @@ demo: $(STAMP)  ## compare dense, fp16 and sparse training on 4 nodes with slow 
 
 test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 to 16 ranks, front ends at 2
 
-# With SLURM=1, those on a private SLURM run beside the others: they mostly wait for it.
+# With SLURM=1, those on a private SLURM run among them, so that no core is idle while a job waits.
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly' $(SLURM:%=tests tests/slurm --slurm)
 	$(MPITEST) --ranks 3 --limit 2400 -- -m 'mpi and not nightly' $(REST)

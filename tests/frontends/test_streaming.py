@@ -355,16 +355,17 @@ def test_muon_inside_in_2_bits(comm):
         hvs.LocalOptimizer(one, named, 4, compression, fragments=2, delay=1)
         for one, named in zip(inner, (matrices, others), strict=True)
     ]
-    losses = []
+
+    def mean_loss():
+        return sum(comm.allgather(loss_of(model, rank, 0).item())) / comm.Get_size()
+
+    first = mean_loss()
     for step in range(24):
         model.zero_grad()
-        loss = loss_of(model, rank, step % 2)
-        loss.backward()
-        losses.append(loss.item())
+        loss_of(model, rank, step % 2).backward()
         for optimizer in optimizers:
             optimizer.step()
     for optimizer in optimizers:
         optimizer.synchronize()
     assert agree(comm, snapshot(model))
-    first, last = (sum(comm.allgather(losses[step])) for step in (0, -2))  # of the same batches
-    assert last < first
+    assert mean_loss() < 0.95 * first
