@@ -56,7 +56,7 @@ class GradientExchange(Exchange):
     Attributes:
         names: Keys of the parameters whose gradients are exchanged.
         delivered_of: ``delivered`` by parameter.
-        last_pass: Torch's number of the backward pass that was running at the last look at gradients; negative: none.
+        last_pass: Torch's number of the last backward pass for which ``begin_backward`` looked at gradients.
         instead_of_clipping: The argument.
         between_steps: The argument.
     """

@@ -24,17 +24,26 @@ from horovod_sparse.frontends.shards import shard_of
 def begin_backward(exchange: GradientExchange) -> None:
     """Resume or drop results that no optimizer has applied; called before a backward pass changes any gradient.
 
+    May be called before each gradient of a pass: the first call settles it.
+
     Raises:
         RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
+    running = torch._C._current_graph_task_id()  # negative outside of any
+    if running < 0 or running != exchange.last_pass:
+        _settle(exchange)
+        exchange.last_pass = running
+
+
+def _settle(exchange: GradientExchange) -> None:
     hooks_by_optimizer = hooks_of(exchange)
     for optimizer, hooks in hooks_by_optimizer.items():
         hooks.note_changes(optimizer)
     holding = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.may_hold_momentum}
     unapplied = exchange.worker.unapplied_numbers()
     # What an earlier pass has added to, without an exchange, may have been cleared since.
-    resumed = exchange.worker.resumed_numbers() if _note_pass(exchange) else []
+    resumed = exchange.worker.resumed_numbers()
     if not (holding or unapplied or resumed) or _in_autograd_grad(exchange.delivered_of):
         return
     for optimizer, hooks in holding.items():
@@ -55,12 +64,6 @@ def begin_backward(exchange: GradientExchange) -> None:
         )
     exchange.worker.resume(kept)
     exchange.worker.drop_unapplied(cleared)
-
-
-def _note_pass(exchange: GradientExchange) -> bool:
-    """Note the backward pass that is running; return whether this is the first call in it, or outside of any."""
-    last, exchange.last_pass = exchange.last_pass, torch._C._current_graph_task_id()
-    return exchange.last_pass < 0 or exchange.last_pass != last
 
 
 def _in_autograd_grad(parameters: Iterable[torch.Tensor]) -> bool:

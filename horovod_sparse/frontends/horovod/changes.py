@@ -19,6 +19,9 @@ def changed(submitted: Mapping[torch.Tensor, tuple[Any, Any]]) -> list[torch.Ten
         submitted: Gradient and version at that time, by parameter. Other handles than tensors are Horovod's.
     """
     mine = {p: pair for p, pair in submitted.items() if isinstance(pair[0], torch.Tensor)}
+    suspects = [p for p, (gradient, version) in mine.items() if gradient._version != version or p.grad is not gradient]
+    if not suspects:  # as in most steps; what follows takes longer
+        return []
     latest: dict[int, int] = {}  # version of a memory
     others: dict[int, int] = {}  # bytes of a memory outside of the gradients
     for gradient, version in mine.values():
@@ -26,11 +29,12 @@ def changed(submitted: Mapping[torch.Tensor, tuple[Any, Any]]) -> list[torch.Ten
         latest[memory] = max(version, latest.get(memory, version))
         others[memory] = others.get(memory, nbytes) - gradient.nbytes if nbytes else 0
 
-    def is_changed(p: torch.Tensor, gradient: torch.Tensor) -> bool:
+    def is_changed(p: torch.Tensor) -> bool:
+        gradient = mine[p][0]
         memory, _ = _memory(gradient)
-        return p.grad is not gradient or (others[memory] <= 0 and gradient._version > latest[memory])
+        return (others[memory] <= 0 and gradient._version > latest[memory]) or p.grad is not gradient
 
-    return [p for p, (gradient, _) in mine.items() if is_changed(p, gradient)]
+    return [p for p in suspects if is_changed(p)]
 
 
 def _memory(gradient: torch.Tensor) -> tuple[int, int]:
