@@ -78,7 +78,7 @@ demo: $(STAMP)  ## compare dense, fp16 and sparse training on 4 nodes with slow 
 
 test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 to 16 ranks, front ends at 2
 
-# With SLURM=1, those on a private SLURM run among them, so that no core is idle while a job waits.
+# With SLURM=1, test-ci and test-nightly run those on a private SLURM, too, so that no core is idle while a job waits.
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly' $(SLURM:%=tests tests/slurm --slurm)
 	$(MPITEST) --ranks 3 --limit 2400 -- -m 'mpi and not nightly' $(REST)
@@ -91,7 +91,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
-	$(SERIAL) -m 'not mpi and nightly'
+	$(SERIAL) -m 'not mpi and nightly' $(SLURM:%=tests tests/slurm --slurm)
 	$(MPITEST) --ranks 3 --limit 7200 -- -m 'law' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks 1 2 4 --limit 7200 -- -m '$(OTHERS)' $(UNDER_MPIRUN)

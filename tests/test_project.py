@@ -48,7 +48,7 @@ def test_ci_runs_what_a_developer_runs():
     (job,) = load(".github/workflows/ci.yml")["jobs"].values()
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert ".ci/run" in commands
-    assert "make test-nightly" in commands
+    assert "make test-nightly SLURM=1" in commands
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name)

@@ -146,7 +146,11 @@ CONFIGURATIONS = {
 
 @pytest.mark.timeout(400, method="signal")
 @pytest.mark.parametrize(
-    ("front_end", "names"), [("horovod", ("dense", "sorted", "randomk")), ("ddp", ("dense", "ours"))]
+    ("front_end", "names"),
+    [
+        ("horovod", ("dense", "sorted", "randomk")),
+        pytest.param("ddp", ("dense", "ours"), marks=pytest.mark.nightly),
+    ],
 )
 def test_the_published_setup_writes_its_figure_and_table(
     front_end: str, names: tuple[str, ...], cluster: Cluster, tmp_path: Path

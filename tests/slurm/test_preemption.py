@@ -69,7 +69,7 @@ def assert_continued(cluster: Cluster, job: str, log: Path, output: Path, expect
 
 
 # The second is what clusters without preempt_send_user_signal do: SIGTERM to the script.
-@pytest.mark.parametrize("signal", ["B:USR1@120", "TERM@120"])
+@pytest.mark.parametrize("signal", ["B:USR1@120", pytest.param("TERM@120", marks=pytest.mark.nightly)])
 def test_a_job_of_higher_priority_preempts_the_training(
     cluster: Cluster, undisturbed: str, tmp_path: Path, signal: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_job_of_higher_priority_preempts_the_training(
     assert "requeuing" in log.read_text()
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
+@pytest.mark.parametrize("launcher", [pytest.param("horovodrun", marks=pytest.mark.nightly), "mpirun"])
 def test_the_signal_reaches_the_ranks_through_other_launchers(
     cluster: Cluster, undisturbed: str, tmp_path: Path, launcher: str
 ) -> None:
@@ -116,6 +116,7 @@ def test_the_time_limit_is_announced(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("scancel", job)
 
 
+@pytest.mark.nightly
 def test_a_node_that_goes_down(cluster: Cluster, undisturbed: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     mark = Mark()
@@ -131,6 +132,7 @@ def test_a_node_that_goes_down(cluster: Cluster, undisturbed: str, tmp_path: Pat
     assert stopped_at(log) == [], "it had no time to say so"
 
 
+@pytest.mark.nightly
 def test_a_single_task_of_an_array_is_preempted(cluster: Cluster, tmp_path: Path) -> None:
     """Including the task whose job ID is that of the array."""
     variables = {**TRAINING, "COMPRESSIONS": "oktopk:density=0.01 topka:density=0.01", "FOLDER": str(tmp_path)}

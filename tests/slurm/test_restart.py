@@ -93,6 +93,7 @@ def test_a_program_that_always_fails_is_given_up(cluster: Cluster, tmp_path: Pat
     assert [text.count(f"({number} of 2)") for number in (1, 2, 3)] == [1, 1, 0]
 
 
+@pytest.mark.nightly
 def test_tasks_of_an_array_continue_separately(
     cluster: Cluster, undisturbed: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
