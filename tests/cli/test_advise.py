@@ -112,13 +112,6 @@ def test_ranks_of_an_fsdp_replica_exchange_their_shards_over_a_shared_link(capsy
     assert "8 ranks use at a time" in text
 
 
-@pytest.mark.parametrize("shards", ["3", "4"])
-def test_shards_must_divide_the_ranks_and_fill_nodes(shards, capsys):
-    with pytest.raises(SystemExit):
-        main(["advise", *MODEL, *ETHERNET, "--gpus-per-node", "8", "--shards", shards])
-    assert f"--shards {shards} must divide --ranks 64" in capsys.readouterr().err
-
-
 def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--version"])
@@ -249,6 +242,8 @@ def test_warns_nccl_users_if_the_preset_would_send_dense_by_mpi(capsys, tmp_path
         (("--dense-bandwidth", "fast"), "10Gbit or 300GB"),
         (("--gpus-per-node", "0"), "at least 1"),
         (("--gpus-per-node", "65"), "--gpus-per-node 65 exceeds --ranks 64"),
+        (("--shards", "3"), "--shards 3 must divide --ranks 64"),
+        (("--gpus-per-node", "8", "--shards", "4"), "--shards 4 must divide --ranks 64"),
         (("--shards", "64"), "--shards 64 leaves one replica: what fully sharded models exchange is not predicted"),
         (("--plot", "/proc/x.png"), "cannot write /proc/x.png"),
         (("--json", "/proc/x"), "cannot write /proc/x: "),

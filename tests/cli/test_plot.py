@@ -9,12 +9,6 @@ import pytest
 from horovod_sparse.cli import plot
 
 
-def test_missing_matplotlib_is_reported_with_the_pip_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    assert "pip install 'horovod_sparse[watch]'" in plot.unwritable(plot=tmp_path / "curves.png")
-    assert plot.unwritable(tmp_path / "rows.json") == ""
-
-
 @pytest.mark.parametrize(
     ("files", "plotted", "reason"),
     [

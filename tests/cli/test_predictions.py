@@ -31,16 +31,6 @@ def test_every_row_is_a_configuration_in_text_and_in_python(density):
             assert row.code == f"hvd.Compression.{row.compression}"
 
 
-def test_a_model_is_exchanged_bucket_by_bucket():
-    """25 million elements: 4 buckets of up to 25 MiB, or 8 if everything is sent."""
-    rows = {row.compression: row for row in (*dense_rows(plan()), *sparse_rows(plan(), 0.01)[0])}
-    arguments = {"ranks": 16, "link": Link(5e-6, 0.8e-9), "compute": CORE, "wire": 1.0}
-    rounded = predict("rounded", size=3_125_000, k=3_125_000, **arguments)
-    assert rows["dense:wire=log8"].cost.total == pytest.approx(8 * rounded.total)
-    topka = predict("topka", size=6_250_000, k=62_500, **{**arguments, "wire": 0.5})
-    assert rows["recommended:density=0.01,collective=topka"].cost.total == pytest.approx(4 * topka.total)
-
-
 @given(gbit=st.floats(0.001, 1000), computing=st.floats(1e-3, 10), size=st.integers(10**5, 10**9))
 def test_the_preset_chooses_the_largest_density_that_costs_no_time(gbit, computing, size):
     here = plan(size=size, gbit=gbit, computing=computing)
@@ -57,11 +47,6 @@ def test_the_preset_chooses_the_largest_density_that_costs_no_time(gbit, computi
     assert tried[5:] == [preset().schedule.least] * bytes_decide
 
 
-def test_without_a_computing_time_no_density_is_chosen():
-    assert sparse_rows(plan(), None)[1] is None
-    assert sparse_rows(plan(), 0.01)[1] is not None
-
-
 @pytest.mark.parametrize(("ranks", "nested"), [(16, True), (18, False)])
 def test_nodes_sum_up_first_only_if_they_have_equal_numbers_of_ranks(ranks, nested):
     """As in auto."""
@@ -76,8 +61,3 @@ def test_rows_are_priced_as_the_preset_runs_them(ranks, adaptive):
         keep = sums(getattr(collective, "keep", None), ranks, adaptive)
         alone = predict(row.cost.algorithm, 6_250_000, 62_500, ranks, Link(5e-6, 0.8e-9), CORE, wire=0.5, keep=keep)
         assert row.cost.total == pytest.approx(4 * alone.total)
-
-
-def test_everything_is_sent_by_a_dense_allreduce():
-    assert sparse_rows(plan(), None)[0][0].cost.algorithm == "dense"
-    assert sparse_rows(plan(), 1.0) == ([], None)
