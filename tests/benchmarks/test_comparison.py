@@ -26,11 +26,6 @@ NEAR = cell({"dense": (119, 90), "oktopk": (100, 95)})
 MISSED = cell({"dense": (121, 90), "oktopk": (100, 95)}, "100mbit")
 
 
-def test_a_choice_that_is_first_loses_nothing():
-    assert RIGHT.choice.algorithm == RIGHT.fastest.algorithm == "oktopk"
-    assert RIGHT.loss == 1
-
-
 def test_a_choice_within_a_fifth_is_good_and_beyond_it_is_not():
     assert NEAR.choice.algorithm == MISSED.choice.algorithm == "dense"
     found = verdict([RIGHT, NEAR, MISSED])

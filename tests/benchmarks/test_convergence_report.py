@@ -1,17 +1,16 @@
-"""Report of the convergence benchmark: averages, intervals, verdicts, tables, figures."""
+"""Report of the convergence benchmark; the published pages are an example of every table and verdict."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks.convergence.claims import BETTER, CLAIMS, HOLDS, UNDECIDED, WORSE, Claim, fewer, near, ratio, worse
-from benchmarks.convergence.report import filled, report, sections, summaries, table, verdicts
+from benchmarks.convergence.claims import BETTER, CLAIMS, HOLDS, UNDECIDED, WORSE, near, worse
+from benchmarks.convergence.report import filled, report, sections, summaries
 from benchmarks.convergence.results import Interval, Results, read_records
 from benchmarks.convergence.runs import RUNS
 
@@ -56,9 +55,8 @@ def write(folder, records):
 @pytest.fixture
 def results():
     records = record("fashion-mnist", "dense", [0.9, 0.92, 0.94], 4e6)
-    records += record("fashion-mnist", "topka", [0.899, 0.9185, 0.9392], 1e5)  # 0.1, 0.15, 0.08 points behind
+    records += record("fashion-mnist", "topka", [0.899, 0.9185, 0.9392], 1e5)
     records += record("fashion-mnist", "gtopk", [0.88, 0.90, 0.925], 5e4)
-    records += record("fashion-mnist", "oktopk", [0.9, 0.905, 0.945], 5e4)
     records += record("fashion-mnist", "dgc-10", [0.9, None, 0.9], 1e5)
     records += record("stdlib", "dense", [20.0], 4e6)
     records += record("stdlib", "topka", [22.0], 1e6)
@@ -68,35 +66,6 @@ def results():
 def cells(text, run):
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {run} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_a_row_holds_mean_and_comparison_with_dense_on_each_task(results):
-    text = table(results, ["dense", "topka", "gtopk"])
-    row = "`topka:density=0.01` | 91.89 % (3) | +0.11 ± 0.02 | 1/40.0 | 22.00 (1) | +10.00 | 1/4.0 | 4 KB | 2.5"
-    assert cells(text, "topka")[1:] == row.split(" | ")
-    assert cells(text, "dense")[2:6] == ["92.00 % (3)", "", "1/1.0", "20.00 (1)"]
-    assert cells(text, "gtopk")[5:8] == ["", "", ""], "not measured there"
-
-
-def test_divergence_is_reported_and_does_not_count_as_saving(results):
-    assert cells(table(results, ["dgc-10"]), "dgc-10")[2:4] == ["diverged (1 of 3)", ""]
-    assert results.reduction("fashion-mnist", "dgc-10") == pytest.approx(40)
-
-
-def test_a_loss_is_points_of_accuracy_or_percent_of_perplexity_seed_by_seed(results):
-    loss = results.loss("fashion-mnist", "topka")
-    assert (loss.middle, loss.seeds) == (pytest.approx(0.11), 3)
-    assert loss.error == pytest.approx(0.0360555 / math.sqrt(3), rel=1e-4)
-    assert results.loss("stdlib", "topka").middle == pytest.approx(10)
-    assert math.isinf(results.loss("stdlib", "topka").half), "one seed says nothing about the next"
-    assert results.loss("fashion-mnist", "dgc-10").middle == math.inf
-    assert results.loss("fashion-mnist", "topka", "gtopk").middle == pytest.approx(-1.72333, rel=1e-4)
-
-
-def test_only_seeds_that_both_runs_have_are_compared(results):
-    more = Results([*results.records, *record("fashion-mnist", "fp16", [0.9, 0.92, 0.94, 0.5], 1)])
-    assert more.loss("fashion-mnist", "fp16").middle == pytest.approx(0)
-    assert more.loss("fashion-mnist", "fp16").seeds == 3
 
 
 @pytest.mark.parametrize("numbers", [[0.1, 0.5], [0.2, 0.1, 0.4, -0.3], [1.0, 1.5, 0.9, 1.1, 1.2]])
@@ -109,49 +78,14 @@ def test_an_interval_contains_what_a_t_test_at_5_percent_does_not_reject(numbers
 @pytest.mark.parametrize(
     ("claim", "word"),
     [
-        (near("", "topka", "dense"), HOLDS),
-        (near("", "topka", "dense", {"accuracy": 0.2, "perplexity": 1}), HOLDS),
-        (near("", "topka", "dense", {"accuracy": 0.15, "perplexity": 1}), UNDECIDED),
-        (near("", "topka", "dense", {"accuracy": 0.04, "perplexity": 1}), WORSE),
-        (near("", "gtopk", "dense"), WORSE),
-        (near("", "dense", "gtopk"), BETTER),  # better by more than the tolerance is not near either
-        (near("", "oktopk", "dense"), UNDECIDED),
-        (near("", "dgc-10", "dense"), WORSE),
-        (worse("", "gtopk", "dense"), HOLDS),
-        (worse("", "dense", "gtopk"), BETTER),
         (worse("", "gtopk", "dense", by=6), BETTER),
         (worse("", "gtopk", "dense", by=3.5), UNDECIDED),
-        (worse("", "oktopk", "dense"), UNDECIDED),
         (worse("", "dgc-10", "dense", by=9), HOLDS),
-        (fewer(Results.bytes_per_step, "", "topka", "dense", 39), HOLDS),
-        (fewer(Results.bytes_per_step, "", "topka", "dense", 41), WORSE),
-        (fewer(Results.late_bytes_per_step, "", "topka", "dense", 39), HOLDS),
-        (fewer(Results.late_bytes_per_step, "", "topka", "dense", 41), WORSE),
-        (fewer(Results.floats_per_step, "", "topka", "dense", 79), HOLDS),
-        (fewer(Results.floats_per_step, "", "topka", "dense", 81), WORSE),
+        (near("", "dgc-10", "dense"), WORSE),
     ],
 )
-def test_a_verdict_says_whether_a_run_ends_better_or_worse_than_claimed(results, claim, word):
-    verdict = dict(claim.verdicts(results))["fashion-mnist"]
-    assert verdict.word == word, verdict.numbers
-
-
-def test_each_claim_is_judged_on_every_task_that_has_its_runs_and_one_seed_decides_nothing(results):
-    claims = [
-        near("topka is near", "topka", "dense"),
-        worse("gtopk is worse", "gtopk", "dense"),
-        worse("topka is worse", "topka", "dense"),
-        ratio(Results.bytes_per_step, "bytes of dense over those of topka", "topka", "dense"),
-        Claim("nobody knows", ("powersgd-1",), near("", "powersgd-1", "dense").check),
-    ]
-    assert verdicts(results, claims).splitlines() == [
-        "| claim | fashion-mnist | stdlib |",
-        "| --- | --- | --- |",
-        "| topka is near | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
-        "| gtopk is worse | **holds** (+1.83 ± 0.49) |  |",
-        "| topka is worse | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
-        "| bytes of dense over those of topka | 40.0x | 4.0x |",
-    ]
+def test_a_verdict_counts_tolerances_and_takes_divergence_for_an_infinite_loss(results, claim, word):
+    assert dict(claim.verdicts(results))["fashion-mnist"].word == word
 
 
 def test_claims_are_about_runs_that_exist_and_are_made_on_one_task_together():

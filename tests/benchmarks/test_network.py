@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from benchmarks.cluster import network
-from benchmarks.cluster.namespaces import CORES, named, on
 
 SS_REPORT = """\
 ESTAB 0 0 10.77.0.1:1024 10.77.0.2:37766
@@ -54,16 +51,6 @@ def test_a_rate_becomes_a_token_bucket_on_the_device_and_no_limit_removes_it(rat
     assert " ".join(bucket) == f"tc qdisc replace dev eth0 root {discipline}"
 
 
-def test_nodes_have_different_addresses_on_both_networks():
-    nodes = range(network.MAX_NODES)
-    addresses = [*map(network.data_address, nodes), *map(network.control_address, nodes)]
-    assert len(set(addresses)) == 2 * network.MAX_NODES
-    hosts = [int(address.rpartition(".")[2]) for address in addresses]
-    assert max(hosts[: network.MAX_NODES]) < 127
-    assert min(hosts[network.MAX_NODES :]) > 128
-    assert max(hosts) < 255
-
-
 def test_a_node_knows_every_other_node_and_not_itself():
     neighbours = [command for command in network.node_commands("n1", 1, 4) if "neighbour" in command]
     known = {(command[command.index("replace") + 1], command[command.index("lladdr") + 1]) for command in neighbours}
@@ -73,19 +60,6 @@ def test_a_node_knows_every_other_node_and_not_itself():
 def test_the_payload_of_all_connections_is_added_up():
     assert network.socket_bytes(SS_REPORT) == (9001 + 75001, 350 + 1_000_000 + 4)
     assert network.socket_bytes("") == (0, 0)
-
-
-def test_the_bytes_of_a_device_are_read():
-    report = [{"ifname": "eth0", "stats64": {"rx": {"bytes": 11, "packets": 1}, "tx": {"bytes": 22, "packets": 2}}}]
-    assert network.device_bytes(json.dumps(report)) == (22, 11)
-
-
-def test_a_command_on_a_node_is_passed_on_unchanged():
-    command = ["echo", "two words", "$HOME", "; exit 3"]
-    assert on("c; d", command)[1:] == ["--net=/run/netns/c; d", *command]
-    line = named("node1", command, {CORES: "0 1,3"})
-    assert line[-len(command) - 1 :] == ["node1", *command]
-    assert line[2:5] == ["taskset", "--cpu-list", "1,3"]
 
 
 def test_a_nodes_name_is_its_address_on_the_control_network():

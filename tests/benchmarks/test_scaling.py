@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import launch
 import pytest
 from matplotlib.figure import Figure
 
-import horovod_sparse as hvs
 from benchmarks.convergence.report import filled
 from benchmarks.convergence.results import read_records, records_path
-from benchmarks.convergence.scaling import HEADLINE, RUNS, build_parser, jobs, main, published
+from benchmarks.convergence.scaling import build_parser, jobs, main, published
 from benchmarks.convergence.scaling_report import by_ranks, draw, tables, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,39 +28,6 @@ def record(job, final, share):
     metric = "perplexity" if job.task == "stdlib" else "accuracy"
     outcome = {"metric": metric, "final": final, "parameters": 1000, "curve": [sent], "bytes_sent": sent["bytes_sent"]}
     return {**job.settings(), "ranks": job.ranks, **outcome}
-
-
-def test_everything_is_every_run_on_every_task_and_number_of_ranks_with_its_seeds():
-    found = asked()
-    assert len(found) == len(set(found))
-    cells = Counter((job.task, job.ranks, job.run.name.partition("@")[0]) for job in found)
-    assert cells == {
-        (task, ranks, run): 3 if run in HEADLINE else 1
-        for task in ("stdlib", "fashion-mnist")
-        for ranks in (4, 16, 64)
-        for run in RUNS
-    }
-    assert [job.seed for job in found] == sorted(job.seed for job in found), "early results show the whole picture"
-
-
-@pytest.mark.parametrize(("run", "rate"), [("dense", 0.5), ("dense-adam", 1)])
-def test_many_ranks_take_smaller_batches_and_64_half_the_rate_of_sgd(run, rate):
-    jobs = asked("--runs", run)
-    assert {(job.task, job.ranks): (job.batch, job.steps, job.run.rate_on(job.task)) for job in jobs} == {
-        ("stdlib", 4): (0, 1000, 1),
-        ("stdlib", 16): (1, 1000, 1),
-        ("stdlib", 64): (1, 300, rate),
-        ("fashion-mnist", 4): (0, 1170, 1),
-        ("fashion-mnist", 16): (16, 1170, 1),
-        ("fashion-mnist", 64): (16, 300, rate),
-    }
-
-
-def test_the_preset_has_its_own_keep_and_the_published_form_none():
-    specs = {job.run.name: hvs.parse(job.spec).collective for job in asked("--ranks", "4") if job.spec != "none"}
-    for suffix in ("", "-adam"):
-        assert specs[f"recommended-oktopk{suffix}"].keep == "auto"
-        assert specs[f"recommended-oktopk-published{suffix}"].keep is None
 
 
 def test_flags_select_parts_of_everything():
@@ -82,46 +47,12 @@ def test_other_parts_are_refused_and_the_known_ones_listed(words, capsys):
     assert words[1] in capsys.readouterr().err
 
 
-def test_tables_have_mean_error_seeds_and_bytes_for_each_number_of_ranks():
-    finals = {
-        "dense-nesterov": (20.0, 21.0, 22.0),
-        "recommended-oktopk": (20.2, 21.0, 22.44),
-        "recommended-gtopk": (22,),
-    }
-    records = [
-        record(job, finals[job.run.name.partition("@")[0]][job.seed], 1 if job.spec == "none" else 1 / job.ranks)
-        for job in asked("--tasks", "stdlib", "--ranks", "16,64", "--runs", ",".join(finals))
-    ]
-    text = tables(by_ranks(asked(), records[::-1]))
-    sixteen, _, sixty_four = text.partition("**64 ranks**")
-    assert sixteen.startswith("**16 ranks**")
-    assert "| SGD | dense, Nesterov momentum | 21.00 ± 0.58 (3) |  | 8 | 1/1.0 |" in sixteen
-    assert "| SGD | preset with Ok-Topk | 21.21 ± 0.66 (3) | +1.00 ± 0.58 | 0 | 1/16.0 |" in sixteen
-    assert "| SGD | gTopk | 22.00 (1) | +10.00 | 0 | 1/64.0 |" in sixty_four
-    assert text.count("| SGD |") == 6
-    assert "AdamW" not in text
-
-
-def test_images_are_compared_in_points_and_diverged_seeds_are_reported():
-    finals = {
-        "dense-adam": 0.92,
-        "recommended-adam": 0.915,
-        "recommended-gtopk-adam": 0.92,
-        "recommended-spardl-adam": None,
-    }
-    wanted = asked("--tasks", "fashion-mnist", "--ranks", "64", "--runs", ",".join(finals))
-    text = tables(by_ranks(asked(), [record(job, finals[job.run.name], 0.5) for job in wanted]))
-    assert "| AdamW | dense | 8.00 ± 0.00 % (3) |  |" in text
-    assert "| AdamW | gTopk | 8.00 % (1) | +0.00 |" in text
-    assert "| AdamW | preset with TopkA | 8.50 ± 0.00 % (3) | +0.50 ± 0.00 |" in text
-    assert "| AdamW | SparDL | diverged (1 of 1) |  |  | 1/2.0 |" in text
-
-
 def test_the_report_fills_a_page_and_draws_the_figure(tmp_path):
     records = [record(job, None if "spardl" in job.run.name else 20 + job.seed, 0.1) for job in asked()]
     page = tmp_path / "page.md"
     page.write_text("begin\n<!-- begin scaling -->\nold\n<!-- end scaling -->\nend\n")
     text = write(asked(), records, tmp_path, [page])
+    assert "| SparDL | diverged (1 of 1) |" in text
     assert page.read_text() == f"begin\n<!-- begin scaling -->\n\n{text}\n\n<!-- end scaling -->\nend\n"
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
