@@ -27,6 +27,8 @@ TRAINING = (
 )
 # All in the third step of a run or in its second checkpoint, when one checkpoint is complete.
 KILLS = (
+    "kill:exchange@1@8",
+    "kill:fsync@1@1",
     "kill:forward@1@2",
     "kill:backward@0@2",
     "kill:select@1@8",
@@ -93,23 +95,16 @@ def assert_killed(training: Training, fault: str, reached: int, *arguments: str)
     assert reached == EVERY or f"resuming from step {reached - EVERY}\n" in result.stdout, fault
 
 
-def test_kills_and_preemption_do_not_change_the_result(undisturbed: str, training: Training) -> None:
-    assert_killed(training, "kill:exchange@1@8", EVERY)
-    assert_killed(training, "kill:fsync@1@1", 2 * EVERY)
+def test_kills_at_every_stage_and_a_preemption_do_not_change_the_result(undisturbed: str, training: Training) -> None:
+    for number, fault in enumerate(KILLS, start=1):
+        assert_killed(training, fault, EVERY * number)
     result = training.run("term:fsync@0@4")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "preempted at step 7" in result.stdout
-    assert training.steps == [6, 7]
+    preempted = EVERY * len(KILLS) + 3
+    assert f"preempted at step {preempted}\n" in result.stdout
+    assert training.steps == [preempted - 1, preempted]
     assert training.ends_as(undisturbed, training.run())
     assert not list(training.checkpoints.glob("*.*")), "partial files were not cleaned up"
-
-
-def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
-    undisturbed: str, training: Training
-) -> None:
-    for number, fault in enumerate(KILLS):
-        assert_killed(training, fault, EVERY * (number + 1))
-    assert training.ends_as(undisturbed, training.run())
 
 
 @pytest.mark.nightly

@@ -45,18 +45,26 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+STRIKES = ("first 1", "step 0", "restore 1", "save 0", "")
+
+
+# Below, a rank with FSDP2 is killed after its first step.
 @pytest.mark.parametrize(
-    "front_end", ["fsdp2", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("horovod", "ddp", "local"))]
+    ("front_end", "strikes"),
+    [
+        ("fsdp2", STRIKES[1:]),
+        *(pytest.param(one, STRIKES, marks=pytest.mark.nightly) for one in ("horovod", "ddp", "local")),
+    ],
 )
-def test_a_killed_rank_leaves_no_trace(front_end, tmp_path, training_server):
-    """Killed after the first step, as a checkpoint is written and as it is read."""
+def test_a_killed_rank_leaves_no_trace(front_end, strikes, tmp_path, training_server):
+    """Killed after a step, as a checkpoint is written and as it is read."""
     undisturbed, folder = tmp_path / "undisturbed" / "c", tmp_path / "disturbed" / "c"
     for one in (undisturbed, folder):
         one.parent.mkdir()
     done, _ = run(undisturbed, front_end, 2, server=training_server)
     assert done.returncode == 0, done.stderr
     starts = []
-    for strike in ("first 1", "step 0", "restore 1", "save 0", ""):
+    for strike in strikes:
         done, trace = run(folder, front_end, 2, strike, server=training_server)
         assert (done.returncode == 0) == (not strike), done.stderr
         starts += [int(step) for kind, step, _ in trace if kind == "start"]
@@ -90,17 +98,21 @@ def test_shards_that_do_not_divide_the_ranks_are_refused(tmp_path, training_serv
     assert not trace
 
 
-def test_the_loop_around_mpirun_starts_it_until_it_is_complete(tmp_path, training_server):
+def loop(program: str) -> str:
+    """Return the loop of docs/checkpoint.md around a program, without pauses."""
     text = (ROOT / "docs" / "checkpoint.md").read_text()
-    loop = re.search(r"tries=0\n.*?done\n", text, re.DOTALL)
-    assert loop is not None
+    (found,) = re.findall(r"tries=0\n.*?done\n", text, re.DOTALL)
+    command, number = re.subn(r"mpirun -np \d+ python train.py", program, found)
+    assert number == 1
+    return command.replace("sleep 10", "sleep 0")
+
+
+def test_the_loop_around_mpirun_starts_it_until_it_is_complete(tmp_path, training_server):
     order, trace, folder = tmp_path / "strike", tmp_path / "trace", tmp_path / "checkpoints"
     order.write_text("step 1")
     program = " ".join([*training_server.stub, PROGRAM, str(order), str(trace), "restart"])
     arguments = f"--folder {folder} --steps {STEPS} --every 2"
-    command = re.sub(r"python train.py", f"{program} {arguments}", loop[0])
-    assert command != loop[0]
-    command = re.sub(r"mpirun -np \d+", "mpirun -np 2", command).replace("sleep 10", "sleep 0")
+    command = loop(f"mpirun -np 2 {program} {arguments}")
     done = subprocess.run(
         ["bash", "-euc", command], env=launch.ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
     )
@@ -112,11 +124,7 @@ def test_the_loop_around_mpirun_starts_it_until_it_is_complete(tmp_path, trainin
 
 
 def test_the_loop_ends_after_ten_failures(tmp_path):
-    text = (ROOT / "docs" / "checkpoint.md").read_text()
-    loop = re.search(r"tries=0\n.*?done\n", text, re.DOTALL)
-    assert loop is not None
-    command = loop[0].replace("sleep 10", "sleep 0")
-    command = re.sub(r"mpirun -np \d+ python train.py", f"(echo >> {tmp_path}/tries; false)", command)
+    command = loop(f"(echo >> {tmp_path}/tries; false)")
     done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
     assert (tmp_path / "tries").read_text() == "\n" * 10

@@ -119,7 +119,7 @@ def test_kernels_without_user_namespaces_are_detected():
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "possible", [pytest.param(True, marks=pytest.mark.full), pytest.param(False, marks=pytest.mark.nightly)]
+    "possible", [pytest.param(True, marks=pytest.mark.nightly), pytest.param(False, marks=pytest.mark.full)]
 )
 def test_the_demo_trains_and_leaves_nothing_running(possible, tmp_path):
     if not possible:
