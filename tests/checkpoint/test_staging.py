@@ -17,13 +17,6 @@ def tensors(state):
     return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
-def test_versions_of_modules_are_copied():
-    state = nn.BatchNorm1d(2).state_dict()
-    staging = Staging()
-    staging.begin()
-    assert staging.copy(state)._metadata == state._metadata != {}
-
-
 def test_a_copy_does_not_change_with_its_source():
     kinds = (torch.float64, torch.bfloat16, torch.int64, torch.bool)
     state = OrderedDict(
