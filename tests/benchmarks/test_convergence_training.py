@@ -78,7 +78,7 @@ def test_the_order_depends_on_the_seed_and_changes_every_epoch():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "memory"), [pytest.param("sgd", "residual", marks=pytest.mark.full), ("momentum", "momentum")]
+    ("optimizer", "memory"), [pytest.param("sgd", "residual", marks=pytest.mark.nightly), ("momentum", "momentum")]
 )
 def test_gradients_without_delayed_updates_equal_those_of_dense_training(optimizer, memory):
     """At every learning rate: only delayed updates separate the parameters from those of dense training."""
@@ -140,7 +140,7 @@ def test_local_steps_send_once_a_round_and_the_last_one_may_be_shorter():
     assert record["local_steps"] == 2
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.nightly), "muon"])
 def test_ranks_end_with_the_same_parameters_after_streamed_local_steps(optimizer):
     run = Run("run", "group", "dense", optimizer, local_steps=4, fragments=2, delay=1)
     task = TASKS["transformer"]
