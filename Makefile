@@ -85,7 +85,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 3 -- -m '(mpi and (slow or full) or law and $(QUICK)) and not nightly' $(CORE) \
 	  tests/collectives/test_laws.py
 	$(MPITEST) --ranks 1 2 -- -m '$(OTHERS)' $(OF_ANY)
-	$(MPITEST) --ranks 2 -- -m mpi -k sharded tests/frontends/test_situations.py
+	$(MPITEST) --ranks 2 -- -m mpi -k 'FSDP2 or sharded' tests/frontends/test_situations.py
 	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' -k 'not test_memories' $(OF_SHARDS)
 	$(MPITEST) --torchrun --ranks 4 -- -m '$(OTHERS)' tests/frontends/test_local_shards.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
@@ -93,11 +93,12 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly' $(SLURM:%=tests tests/slurm --slurm)
 	$(MPITEST) --ranks 3 --limit 7200 -- -m 'law' $(LAWS)
-	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
+	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly\|halved,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks 1 2 4 --limit 7200 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 8 -- -m '$(OTHERS)' $(patsubst %,tests/frontends/test_%.py,rounds streaming local_sgd)
 	$(MPITEST) --torchrun --ranks 1 3 4 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py \
 	  $(patsubst %,tests/frontends/test_%.py,ddp situations streaming local_shards)
+	$(MPITEST) --torchrun --ranks 2 -- -m mpi -k 'FSDP2 or sharded' tests/frontends/test_situations.py
 	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)
 
 lint: $(TOOLS)  ## check style

@@ -383,7 +383,7 @@ class FrontEnd:
                     assert self.everywhere(near(*values, tolerance)), f"not stock's momentum: {compression}"
         if below and self.replaces_momentum:
             run(RECOMMENDED, self.momentum)
-        dense = run(None, None) if below else []
+        dense = (expected if self.momentum is None else run(None, None)) if below else []
         specs = SPARSE if given.get("unused") else SPARSE[:1]  # the owners of sums depend on who sends
         for compression in specs if below else ():
             for ours, theirs in zip(run(compression, None), dense, strict=True):

@@ -41,6 +41,8 @@ def wrap_local(
 
 
 MEAN = hvs.OuterSGD(lr=1, momentum=0)
+# Small parameters are exchanged dense; from the others, everything is selected.
+WHOLE = {"density": 1.0, "dense_below": 100, "bucket_bytes": 1200}
 # Computes the loss of a model for a rank and a step.
 Loss = Callable[[Any, int, int], torch.Tensor]
 

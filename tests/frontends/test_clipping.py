@@ -7,10 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from combinations import halved
+from front_ends import start
 from laws import everywhere
 from torch import nn
-from training import closure_of, loss_of, mlp, sgd
-from trainings import FRONT_ENDS, WHOLE
+from training import WHOLE, closure_of, loss_of, mlp
 
 import horovod_sparse as hvs
 
@@ -81,15 +82,15 @@ CASES = {
 }
 
 
-def adamw(model):
-    return torch.optim.AdamW(model.parameters())
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def test_an_optimizer_that_has_stepped_is_not_taken_for_clipping(group, comm, caplog):
     """Adam's hooks change the gradients of its own parameters."""
     model, rank = mlp(), comm.Get_rank()
     optimizers = [torch.optim.AdamW(model[layer].parameters()) for layer in (0, 2)]
-    replica, _ = FRONT_ENDS["DDP"](model, SELECTED, optimizers)
+    replica = start("DDP", model, lambda _: optimizers, SELECTED).model
     with caplog.at_level(logging.WARNING, "horovod_sparse"):
         for step in range(12):
             model.zero_grad()
@@ -103,7 +104,7 @@ def test_a_single_rank_says_that_it_clips_each_optimizer_by_its_own_norm(group, 
     model, rank = mlp(), comm.Get_rank()
     optimizers = [torch.optim.SGD(model[layer].parameters(), lr=0.1, momentum=0.9) for layer in (0, 2)]
     compression = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=100, max_norm=0.01)
-    replica, _ = FRONT_ENDS["DDP"](model, compression, optimizers)
+    replica = start("DDP", model, lambda _: optimizers, compression).model
     with caplog.at_level(logging.WARNING, "horovod_sparse"):
         for step in range(3):
             model.zero_grad()
@@ -115,14 +116,15 @@ def test_a_single_rank_says_that_it_clips_each_optimizer_by_its_own_norm(group, 
 
 
 @pytest.mark.parametrize("warns", [True, False], ids=["clipped", "unchanged"])
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("front_end", ["Horovod", "DDP"])
 def test_a_closure_may_clip(hvd, group, comm, caplog, front_end, warns):
     """Lightning always passes one."""
     model, rank = mlp(), comm.Get_rank()
-    replica, optimizer = FRONT_ENDS[front_end](model, SELECTED, sgd(model))
+    started = start(front_end, model, sgd, SELECTED)
+    optimizer = started.optimizer
 
     def closure():
-        loss = closure_of(optimizer, replica, rank, 0)()
+        loss = closure_of(optimizer, started.model, rank, 0)()
         if front_end == "Horovod":
             optimizer.synchronize()
         if warns:
@@ -138,16 +140,15 @@ def test_a_closure_may_clip(hvd, group, comm, caplog, front_end, warns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("make", [sgd, pytest.param(adamw, marks=pytest.mark.full)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "make", "front_end"), halved(CASES, [sgd, torch.optim.AdamW], ["Horovod", "DDP"]))
 def test_gradients_that_are_scaled_after_a_selection_are_reported_once(hvd, group, comm, caplog, case, make, front_end):
     compression, change, warns = CASES[case]
     model, rank = mlp(), comm.Get_rank()
-    replica, optimizer = FRONT_ENDS[front_end](model, compression, make(model))
+    started = start(front_end, model, make, compression)
+    optimizer = started.optimizer
     with caplog.at_level(logging.WARNING, "horovod_sparse"):
         for step in range(12):
-            closure_of(optimizer, replica, rank, step)()
+            closure_of(optimizer, started.model, rank, step)()
             if front_end == "Horovod":
                 optimizer.synchronize()
             change(model, step)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from combinations import halved
 from laws import everywhere
 from sharding import full, shard, uneven, uneven_loss
 from states import same
@@ -21,8 +22,7 @@ from horovod_sparse.frontends.shards import shard_of
 
 pytestmark = pytest.mark.mpi
 
-FULL = pytest.mark.full
-DTYPES = [torch.float32, torch.bfloat16, *(pytest.param(one, marks=FULL) for one in (torch.float16, torch.float64))]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SIZES = {8: 256, 4: 64}  # values of a block by their bits
 
 
@@ -71,8 +71,7 @@ def normed():
     return nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24), nn.Linear(24, 4))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("dtype", "bits"), halved(DTYPES, SIZES))
 def test_all_ranks_gather_the_same_bits(comm, shards, bits, dtype):
     """Those of the reference, rounded by half a step at most, after mixed precision; vectors and shards are exact."""
     for make in (mlp, uneven, normed):
@@ -174,8 +173,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=FULL)])
+@pytest.mark.parametrize(("situation", "bits"), halved(SITUATIONS, SIZES))
 def test_passes_see_rounded_parameters(comm, shards, situation, bits):
     """And the optimizer exact ones: the results are those of a training in one process."""
     ranks = comm.Get_size()
@@ -331,7 +329,7 @@ def test_training_ends_near_that_of_fsdp(comm, shards):
         if bits is not None:
             hvs.fsdp.rounded_all_gather(model, bits)
         optimizer = adamw(model)
-        for _ in range(6):
+        for _ in range(4):
             train(optimizer, model, 0, range(5))
         losses.append(float(sum(loss_of(model, 0, step) for step in range(5)).detach()))
     assert everywhere(comm, abs(losses[1] / losses[0] - 1) < 0.005)

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from checkpointing import reseed
+from combinations import halved
 from laws import everywhere
 from states import same
 from torch import nn
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.mpi
 
 EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 ADAM, PLAIN = {"kind": torch.optim.AdamW}, {"kind": torch.optim.SGD}  # the latter's state is empty
-INNER = [ADAM, PLAIN, pytest.param({**PLAIN, "momentum": 0.9}, marks=pytest.mark.full)]
+INNER = [ADAM, PLAIN, {**PLAIN, "momentum": 0.9}]
 
 
 def inner(model, kind, **more):
@@ -76,18 +77,13 @@ class Training:
         return [*snapshot(self.model), *(one.clone() for one in self.model.buffers()), scale]
 
 
-@pytest.mark.parametrize("of", INNER, ids=["AdamW", "SGD", "momentum"])
-@pytest.mark.parametrize(
-    ("step", "save"),
-    [(5, "async_save"), (7, "save"), (8, "save")],
-    ids=["in a round, beside it", "before its last step", "between rounds"],
-)
-def test_a_resumed_checkpoint_is_bitwise_identical(hvd, comm, folder, step, save, of):
+@pytest.mark.parametrize(("of", "step"), halved(INNER, [5, 7, 8]))
+def test_a_resumed_checkpoint_is_bitwise_identical(hvd, comm, folder, of, step):
     """Also in the middle of a round, where parameters, optimizer and loss scale are each rank's own."""
     rank = comm.Get_rank()
     training = Training(rank, of).train(range(step))
     checkpoints = Checkpoints(folder)
-    getattr(checkpoints, save)(step, **training.states)
+    (checkpoints.async_save if step == 5 else checkpoints.save)(step, **training.states)
     saved = training.bits()
     straight = training.train(range(step, 19)).bits()
     resumed = Training(rank, of)
@@ -101,11 +97,10 @@ def test_a_resumed_checkpoint_is_bitwise_identical(hvd, comm, folder, step, save
     assert agree(comm, snapshot(resumed.model))
 
 
-@pytest.mark.parametrize("frozen", ["rank 0", "others"])
-@pytest.mark.parametrize(("since", "step"), [(0, 2), (4, 6), (5, 6)], ids=["at first", "later", "in a round"])
-def test_a_checkpoint_within_a_round_resumes_with_a_layer_frozen_on_some_ranks(hvd, comm, folder, frozen, since, step):
+@pytest.mark.parametrize(("frozen", "steps"), halved(["rank 0", "others"], [(0, 2), (4, 6), (5, 6)]))
+def test_a_checkpoint_within_a_round_resumes_with_a_layer_frozen_on_some_ranks(hvd, comm, folder, frozen, steps):
     """A rank that has frozen it holds its common values, and another rank its own."""
-    rank, checkpoints = comm.Get_rank(), Checkpoints(folder)
+    rank, checkpoints, (since, step) = comm.Get_rank(), Checkpoints(folder), steps
 
     def freeze(model):
         model[2].weight.requires_grad_((rank == 0) != (frozen == "rank 0"))
@@ -167,8 +162,7 @@ def test_a_run_that_exchanged_gradients_continues_with_local_steps(hvd, comm, fo
     assert agree(comm, snapshot(model))
 
 
-@pytest.mark.parametrize("of", INNER, ids=["AdamW", "SGD", "momentum"])
-@pytest.mark.parametrize("steps", [8, 10], ids=["between rounds", "in a round"])
+@pytest.mark.parametrize(("of", "steps"), halved(INNER, [8, 10]))
 def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm, of, steps):
     """The way of scripts that load on rank 0 alone: with momentum of the outer step and the place in the round."""
     rank, model = comm.Get_rank(), mlp()
@@ -322,9 +316,7 @@ def test_the_outer_momentum_of_a_frozen_parameter_is_saved_again_after_it_was_lo
     assert everywhere(comm, same(*momenta) and momenta[0][0].any())
 
 
-@pytest.mark.parametrize("stream", [{}, {"delay": 1}], ids=["", "delayed"])
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
+@pytest.mark.parametrize(("stream", "fused", "clip"), halved([{}, {"delay": 1}], [False, True], [False, True]))
 def test_a_step_skipped_by_a_scaler_on_one_rank_counts_and_adds_nothing(hvd, comm, fused, clip, stream):
     """Rounds end after the same number of calls; each rank has moved as far as with its plain optimizer."""
     rank = comm.Get_rank()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from combinations import halved
 from front_ends import start
 from laws import everywhere
 from states import same
@@ -151,8 +152,7 @@ def slow(monkeypatch):
     monkeypatch.setattr(Bucket, "exchange", slowly)
 
 
-@either
-@pytest.mark.parametrize("collective", ["topka", "auto"])
+@pytest.mark.parametrize(("kind", "collective"), halved(["Horovod", "DDP"], ["topka", "auto"]))
 def test_two_optimizers_in_one_program_choose_the_same_where_the_link_leaves_no_doubt(
     hvd, group, comm, slow, kind, collective
 ):

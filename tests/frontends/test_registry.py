@@ -1,9 +1,8 @@
-"""A checkpoint finds the exchange of a model."""
+"""A checkpoint finds the exchange of a model, or says what keeps it from that."""
 
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,26 +20,6 @@ def model():
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def test_that_of_the_optimizer_comes_first(model):
-    state = hvs.ddp.SparseState(COMPRESSION, sgd(model), model.named_parameters())
-    wrapped = SimpleNamespace(merge=None)
-    assert exchange_of(model, wrapped) is wrapped
-    assert exchange_of(model, SimpleNamespace(exchange=wrapped)) is wrapped
-    assert exchange_of(model, state) is state
-
-
-def test_a_state_is_found_by_its_parameters(model):
-    other = torch.nn.Linear(3, 2)
-    state = hvs.ddp.SparseState(COMPRESSION, None, model.named_parameters())
-    assert exchange_of(model, sgd(model)) is state
-    assert exchange_of(torch.nn.Sequential(model, other), sgd(other)) is state
-    assert exchange_of(other, sgd(other)) is None
-
-
-def test_a_dense_model_has_none(model):
-    assert exchange_of(model, sgd(model)) is None
 
 
 def test_two_exchanges_of_one_model_are_refused(model):

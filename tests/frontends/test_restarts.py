@@ -5,6 +5,8 @@ All front ends are in ``test_situations.py``.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from laws import everywhere
@@ -41,12 +43,14 @@ def norm(comm, compression, schedule, optimizer):
     return torch.cat([p.detach().flatten() for p in model.parameters()]).norm().item()
 
 
+CASES = [
+    pytest.param(*case, marks=pytest.mark.nightly if number % 3 or case[0] != "restarts" else ())
+    for number, case in enumerate(product(SCHEDULERS, SPECS, OPTIMIZERS))
+]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(
-    "schedule", ["restarts", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("cyclic", "one cycle"))]
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("schedule", "spec", "optimizer"), CASES)
 def test_the_parameters_grow_no_further_than_in_dense_training(hvd, comm, spec, schedule, optimizer):
     density, own = f"{spec}{',' if ':' in spec else ':'}density=", OPTIMIZERS[optimizer]
     sparse, dense = (norm(comm, hvs.parse(f"{density}{one},dense_below=0"), schedule, own) for one in (0.05, 1.0))

@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+from combinations import halved
 from front_ends import SHAPES, Model
 from laws import everywhere
 from scattered import gradients, held, scattered, some, sparse, summed, trained
-from sharding import full, shard, uneven, uneven_loss
+from sharding import full, shard
 from states import same
 from training import agree, near, sgd
 
@@ -22,16 +23,6 @@ RATE = 0.1
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), 0.01)
-
-
-@pytest.mark.parametrize("optimizer", [sgd, adamw], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("spec", ["topka:memory=momentum", "recommended:wire=float32"])
-def test_density_1_equals_fsdp(comm, shards, spec, optimizer):
-    how = {"make": uneven, "optimizer": optimizer, "loss": uneven_loss}
-    expected, _ = trained(comm, shards, **how)
-    ours, _ = trained(comm, shards, hvs.parse(f"{spec},density=1,dense_below=50"), **how)
-    assert everywhere(comm, near(ours, expected))
-    assert agree(comm, ours)
 
 
 class Both:
@@ -71,8 +62,7 @@ class Both:
 FORMS = {"classic": {}, "Nesterov's": {"nesterov": True}, "dampened": {"dampening": 0.5}}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("wire", ["float32", "log4"])
+@pytest.mark.parametrize(("form", "wire"), halved(FORMS, ["float32", "log4"]))
 def test_updates_of_stock_are_in_parameters_or_residuals(comm, shards, form, wire):
     """Also those of layers that some steps do not use, whose momentum then stands still."""
     both = Both(comm, shards, f"topka:memory=momentum,wire={wire}", **FORMS[form])
@@ -139,7 +129,7 @@ def test_recommended_keeps_what_its_limit_cuts(comm, shards):
     assert everywhere(comm, any(bool(one.any()) for one in own))
 
 
-@pytest.mark.parametrize("optimizer", [sgd, adamw], ids=["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", [sgd, pytest.param(adamw, marks=pytest.mark.nightly)], ids=["SGD", "AdamW"])
 def test_recommended_chooses_its_density_and_follows_dense_training(comm, shards, optimizer):
     """Without arguments; here at steps too short for its first hundred."""
     compression = hvs.parse("recommended:trial=2,trial_steps=10,dense_below=0")

@@ -1,15 +1,17 @@
-"""Fully sharded models whose ranks sum their gradients within a node of two first, at 4 ranks or more."""
+"""Fully sharded models whose ranks sum their gradients within a node of two first, at 4 ranks or more.
+
+Their results at density 1, and the law that nothing is lost, are in ``test_sharded.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from laws import everywhere
-from scattered import Given, check_conservation, scattered, trained
-from sharding import shard, uneven, uneven_loss
+from scattered import Given, scattered, trained
+from sharding import shard
 from states import same
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from training import agree, loss_of, mlp, near, sgd
+from training import mlp, sgd
 
 import horovod_sparse as hvs
 
@@ -21,38 +23,6 @@ SPEC = "hierarchical:node_ranks=2"
 def nodes_of(ranks):
     """Return the number of nodes between which ranks exchange sums; each is one where nodes are not alike."""
     return ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks
-
-
-@pytest.mark.parametrize("spec", [SPEC, "auto:node_ranks=2", "recommended:wire=float32,node_ranks=2"])
-@pytest.mark.parametrize(("make", "loss"), [(mlp, loss_of), (uneven, uneven_loss)], ids=["even", "uneven"])
-def test_density_1_equals_fsdp(comm, shards, spec, make, loss):
-    how = {"make": make, "loss": loss}
-    expected, _ = trained(comm, shards, **how)
-    ours, _ = trained(comm, shards, hvs.parse(f"{spec},density=1,dense_below=50"), **how)
-    assert everywhere(comm, near(ours, expected))
-    assert agree(comm, ours)
-
-
-def test_density_1_equals_fsdp_in_bfloat16(comm, shards):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-
-    def loss(model, rank, step):
-        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
-        return model(x).float().square().mean()
-
-    expected, _ = trained(comm, shards, loss=loss, mp_policy=policy)
-    ours, _ = trained(comm, shards, hvs.parse(f"{SPEC},density=1"), loss=loss, mp_policy=policy)
-    assert everywhere(comm, near(ours, expected, 1e-2))
-
-
-@pytest.mark.parametrize("wire", ["float32", "log4"])
-def test_gradients_are_in_shards_or_residuals(comm, shards, wire):
-    check_conservation(comm, shards, f"{SPEC},wire={wire}", 20)
-
-
-@pytest.mark.nightly
-def test_gradients_are_in_shards_or_residuals_over_500_steps(comm, shards):
-    check_conservation(comm, shards, SPEC, 500)
 
 
 def test_a_rank_remembers_its_part_of_the_model(comm, shards):

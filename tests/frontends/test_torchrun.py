@@ -55,7 +55,7 @@ LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_
 @pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=() if fault == "stop" else pytest.mark.nightly) for fault in FAULTS]
+    "fault", [pytest.param(fault, marks=() if fault == "sleep" else pytest.mark.nightly) for fault in FAULTS]
 )
 def test_a_rank_that_fails_is_named_and_ends_the_job(fault):
     result, reports = run(fault)
@@ -65,7 +65,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_job(fault):
         assert re.search(expected, result.stderr, re.MULTILINE), result.stderr
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_torchruns_restart_resumes_from_a_checkpoint_with_the_same_bits(tmp_path):
     _, undisturbed = run("none")
