@@ -17,6 +17,10 @@ def sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **settings})
 
 
+def adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), **{"lr": 0.01, **settings})
+
+
 def wrap(model: nn.Module, compression: Any = None, optimizer: Any = None, **arguments: Any) -> Any:
     """Wrap an optimizer, by default without momentum, at density 0.05 and with three buckets."""
     return hvs.DistributedOptimizer(

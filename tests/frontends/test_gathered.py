@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
-from training import agree, loss_of, mlp, near, settings, sgd, train
+from training import adamw, agree, loss_of, mlp, near, settings, sgd, train
 
 import horovod_sparse as hvs
 from horovod_sparse.frontends.shards import shard_of
@@ -301,10 +301,6 @@ def mean(model, ranks, step):
     return sum(loss_of(model, rank, step) for rank in ranks) / len(ranks)
 
 
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), 0.01)
-
-
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(comm, shards):
     rank, results = comm.Get_rank(), []
     for resumed in (False, True):
@@ -322,6 +318,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(comm, shards):
     assert everywhere(comm, same(*results))
 
 
+@pytest.mark.nightly
 def test_training_ends_near_that_of_fsdp(comm, shards):
     losses = []
     for bits in (None, 8, 4):
@@ -329,7 +326,7 @@ def test_training_ends_near_that_of_fsdp(comm, shards):
         if bits is not None:
             hvs.fsdp.rounded_all_gather(model, bits)
         optimizer = adamw(model)
-        for _ in range(4):
+        for _ in range(6):
             train(optimizer, model, 0, range(5))
         losses.append(float(sum(loss_of(model, 0, step) for step in range(5)).detach()))
     assert everywhere(comm, abs(losses[1] / losses[0] - 1) < 0.005)

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.mpi
 
 EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 ADAM, PLAIN = {"kind": torch.optim.AdamW}, {"kind": torch.optim.SGD}  # the latter's state is empty
-INNER = [ADAM, PLAIN, {**PLAIN, "momentum": 0.9}]
+MOMENTUM = {**PLAIN, "momentum": 0.9}
+INNER = [ADAM, PLAIN, MOMENTUM]
 
 
 def inner(model, kind, **more):
@@ -124,30 +125,6 @@ def test_a_checkpoint_within_a_round_resumes_with_a_layer_frozen_on_some_ranks(h
     assert agree(comm, straight)
 
 
-def test_on_fewer_ranks_residuals_are_kept_and_the_round_restarts(hvd, comm, folder):
-    """Two ranks take over the residuals of three or more, as the same update."""
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    model = mlp()
-    optimizer = wrap_local(model, outer=hvs.OuterSGD())
-    train(optimizer, model, rank, range(8))
-    common, left = snapshot(model), comm.allreduce(owed(optimizer))
-    train(optimizer, model, rank, range(8, 10))
-    Checkpoints(folder).save(10, model=model, optimizer=optimizer)
-    if ranks < 3:
-        return
-    few = comm.Split(rank < 2)
-    if rank < 2:
-        fresh = mlp()
-        resumed = wrap_local(fresh, process_set=few, outer=hvs.OuterSGD())
-        restored = Checkpoints(folder, process_set=few).load(model=fresh, optimizer=resumed)
-        assert everywhere(few, "the round in progress starts over: its 2 steps are dropped" in restored.notes)
-        assert everywhere(few, same(snapshot(fresh), common) and resumed.local_step == 0)
-        assert everywhere(few, few.allreduce(owed(resumed)) == pytest.approx(left, rel=1e-4))
-        train(resumed, fresh, rank, range(10, 14))
-        assert agree(few, snapshot(fresh))
-    comm.Barrier()
-
-
 def test_a_run_that_exchanged_gradients_continues_with_local_steps(hvd, comm, folder):
     """Residuals of gradients become residuals of the same update."""
     rank, given = comm.Get_rank(), 0.0
@@ -162,51 +139,39 @@ def test_a_run_that_exchanged_gradients_continues_with_local_steps(hvd, comm, fo
     assert agree(comm, snapshot(model))
 
 
-@pytest.mark.parametrize(("of", "steps"), halved(INNER, [8, 10]))
-def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm, of, steps):
+@pytest.mark.parametrize(
+    ("of", "arguments", "steps", "begun"),
+    [
+        (ADAM, {"outer": hvs.OuterSGD()}, 8, 0),
+        (PLAIN, {"outer": hvs.OuterSGD()}, 10, 2),
+        (MOMENTUM, {"outer": hvs.OuterSGD()}, 10, 2),
+        (ADAM, {"fragments": 2}, 6, 2),
+        (ADAM, {"delay": 1}, 6, 0),
+        (ADAM, {"fragments": 2, "alpha": 0.5}, 6, 0),
+    ],
+    ids=str,
+)
+def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm, of, arguments, steps, begun):
     """The way of scripts that load on rank 0 alone: with momentum of the outer step and the place in the round."""
     rank, model = comm.Get_rank(), mlp()
-    optimizer = wrap_local(model, EVERYTHING, inner(model, **of), outer=hvs.OuterSGD())
+    optimizer = wrap_local(model, EVERYTHING, inner(model, **of), **arguments)
     train(optimizer, model, rank, range(steps))
     states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     fresh = mlp()
-    resumed = wrap_local(fresh, EVERYTHING, inner(fresh, **of), outer=hvs.OuterSGD())
+    resumed = wrap_local(fresh, EVERYTHING, inner(fresh, **of), **arguments)
     if rank == 0:
         fresh.load_state_dict(states[0])
         resumed.load_state_dict(states[1])
     hvd.broadcast_parameters(fresh.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(resumed, root_rank=0)
-    assert everywhere(comm, resumed.local_step == steps % 4)
-    momentum = [entry["outer_momentum"] for entry in resumed.state_dict()["state"].values()]
-    assert agree(comm, momentum)
-    assert everywhere(comm, all(one.any() for one in momentum))
-    train(resumed, fresh, rank, range(steps, 12))
-    assert everywhere(comm, resumed.local_step == 0)
-    assert agree(comm, snapshot(fresh))
-    if steps == 8:
-        theirs = train(optimizer, model, rank, range(steps, 12))
-        assert everywhere(comm, comm.Get_size() > 1 or same(theirs, snapshot(fresh)))
-
-
-@pytest.mark.parametrize("stream", [{"fragments": 2}, {"delay": 1}, {"fragments": 2, "alpha": 0.5}], ids=str)
-def test_a_state_of_rank_0_within_a_round_reaches_all_ranks_with_fragments_or_a_delay(hvd, comm, stream):
-    """All ranks continue with the same fragment, after the same number of steps."""
-    rank, model = comm.Get_rank(), mlp()
-    optimizer = wrap_local(model, EVERYTHING, inner(model, **ADAM), **stream)
-    train(optimizer, model, rank, range(6))
-    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    fresh = mlp()
-    resumed = wrap_local(fresh, EVERYTHING, inner(fresh, **ADAM), **stream)
-    if rank == 0:
-        fresh.load_state_dict(states[0])
-        resumed.load_state_dict(states[1])
-    hvd.broadcast_parameters(fresh.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(resumed, root_rank=0)
-    begun = 2 if stream == {"fragments": 2} else 0
     assert everywhere(comm, resumed.local_step == begun)
-    for step in range(6, 10):
-        train(resumed, fresh, rank, [step])
-        assert everywhere(comm, resumed.local_step == (begun + step - 5) % 4)
+    if "outer" in arguments:
+        momentum = [entry["outer_momentum"] for entry in resumed.state_dict()["state"].values()]
+        assert agree(comm, momentum)
+        assert everywhere(comm, all(one.any() for one in momentum))
+    for number in range(4):
+        train(resumed, fresh, rank, [steps + number])
+        assert everywhere(comm, resumed.local_step == (begun + number + 1) % 4)
     resumed.synchronize()
     assert agree(comm, snapshot(fresh))
 

@@ -88,21 +88,6 @@ def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, 
     assert everywhere(comm, results[0] == results[1])
 
 
-@either
-def test_bfloat16_autocast(hvd, group, comm, kind):
-    rank = comm.Get_rank()
-    one = begin(kind, mlp(), measured(), momentum=0.9)
-    for step in range(20):
-        one.optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(one.model, rank, step)
-        loss.backward()
-        one.optimizer.step()
-    check_decisions(comm, one.exchange)
-    assert agree(comm, snapshot(one.module))
-    assert everywhere(comm, all(p.isfinite().all() for p in one.module.parameters()))
-
-
 @pytest.mark.parametrize("steps", [3, 20], ids=["during the trials", "after them"])
 def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, steps):
     rank, model = comm.Get_rank(), Given()

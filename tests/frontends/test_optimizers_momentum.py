@@ -12,7 +12,7 @@ from front_ends import start
 from laws import everywhere
 from states import same
 from torch import nn
-from training import WHOLE, Given, agree, closure_of, loss_of, mlp, near, sgd, snapshot, train, wrap
+from training import WHOLE, Given, adamw, agree, closure_of, loss_of, mlp, near, sgd, snapshot, train, wrap
 
 import horovod_sparse as hvs
 
@@ -23,10 +23,6 @@ EVERYTHING = hvs.Compression.topka(memory="momentum", **WHOLE)
 
 def adam(model, **settings):
     return torch.optim.Adam(model.parameters(), **{"lr": 0.0, **settings})
-
-
-def adamw(model, **settings):
-    return torch.optim.AdamW(model.parameters(), **{"lr": 0.0, **settings})
 
 
 def falling(step):

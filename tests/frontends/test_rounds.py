@@ -16,9 +16,7 @@ from training import (
     Given,
     agree,
     conserved,
-    means,
     mlp,
-    near,
     settings,
     sgd,
     snapshot,
@@ -68,28 +66,6 @@ def test_rounds_of_one_step_are_bitwise_identical_to_the_distributed_optimizer(h
         ends.append(train(optimizer, model, rank, range(20), Given.loss))
     assert everywhere(comm, same(*ends))
     assert agree(comm, ends[1])
-
-
-@pytest.mark.parametrize("outer", OUTER, ids=repr)
-@pytest.mark.parametrize("inner", [torch.optim.SGD, torch.optim.AdamW])
-def test_at_density_1_the_outer_step_uses_the_mean_update(hvd, comm, inner, outer):
-    """Local SGD and DiLoCo, as one would write them with allreduce."""
-    rank, model, theirs = comm.Get_rank(), mlp(), mlp()
-    optimizer = wrap_local(model, EVERYTHING, inner(model.parameters(), lr=0.05), local_steps=3, outer=outer)
-    plain, common = inner(theirs.parameters(), lr=0.05), [p.requires_grad_() for p in snapshot(theirs)]
-    nesterov = outer.nesterov and outer.momentum > 0
-    step = torch.optim.SGD(common, lr=outer.lr, momentum=outer.momentum, nesterov=nesterov)
-    for number in range(4):
-        steps = range(3 * number, 3 * number + 3)
-        train(optimizer, model, rank, steps)
-        train(plain, theirs, rank, steps)
-        differences = [(c - p).detach() for c, p in zip(common, theirs.parameters(), strict=True)]
-        for c, mean in zip(common, means(comm, differences), strict=True):
-            c.grad = mean
-        step.step()
-        for c, p in zip(common, theirs.parameters(), strict=True):
-            p.data.copy_(c)
-        assert everywhere(comm, near(model.parameters(), common, 1e-5))
 
 
 @examples(12)

@@ -264,26 +264,6 @@ def test_a_model_whose_optimizer_is_made_anew_belongs_to_the_new_one(hvd, comm):
         wrap(mlp(), EVERYTHING)
 
 
-@parity
-def test_the_state_of_an_optimizer_that_has_trained_is_kept(wrapper, rank):
-    """Stock drops it: there, it is wrapped before. One step on one batch, the same on all ranks, needs no exchange."""
-    model = mlp()
-    plain = sgd(model)
-
-    def first(optimizer):
-        loss_of(model, 0, 0).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    if wrapper.__module__ == "functools":
-        first(plain)
-        optimizer = wrapper(plain, named_parameters=model.named_parameters())
-    else:
-        optimizer = wrapper(plain, named_parameters=model.named_parameters())
-        first(optimizer)
-    return train(optimizer, model, rank)
-
-
 def test_an_error_of_the_exchange_names_the_users_line_first(hvd, comm):
     model = mlp()
     optimizer = wrap(model, hvs.Compression.topka(**settings(), schedule="accordion"))

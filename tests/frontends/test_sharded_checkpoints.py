@@ -8,7 +8,7 @@ from checkpointing import refusal
 from front_ends import SHAPES, Model
 from laws import everywhere
 from scattered import gradients, held, scattered, sparse
-from sharding import exchanged, first, full, parts_of, shard, uneven, uneven_loss
+from sharding import exchanged, first, full, shard, uneven, uneven_loss
 from states import same
 from training import near, sgd, train
 
@@ -114,13 +114,6 @@ def test_a_state_of_local_steps_is_refused_by_name(comm, shards, mesh):
             load(state)
 
 
-def whole(states, model):
-    """Residuals of all ranks by parameter, summed."""
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    parts = [parts_of(state) for state in states]
-    return {name: sum(part[name][: sizes[name]] for part in parts) for name in parts[0]}
-
-
 @pytest.fixture(scope="module")
 def meshes(group, comm):
     """Meshes of the first ranks by their number, with their groups."""
@@ -128,35 +121,6 @@ def meshes(group, comm):
 
     sizes = range(1, comm.Get_size() + 1)
     return {size: (DeviceMesh("cpu", torch.arange(size)), first(size)) for size in sizes}
-
-
-@pytest.mark.parametrize("spec", ["topka", "hierarchical:node_ranks=2"])
-@pytest.mark.parametrize("step", [-1, 1], ids=["fewer", "more"])
-def test_another_number_of_ranks_takes_the_residuals_over(comm, meshes, folder, step, spec):
-    ranks, rank = comm.Get_size(), comm.Get_rank()
-    old, new = (ranks, max(ranks - 1, 1))[::-step]
-    results = []
-    for size, load in ((old, False), (new, True)):
-        mesh, group = meshes[size]
-        result = None
-        if rank < size:
-            run = Run(mesh, spec)
-            checkpoints = Checkpoints(folder, process_set=group)
-            if load:
-                checkpoints.load(**run.states)
-            else:
-                run.train(rank, range(4))
-                checkpoints.save(4, **run.states)
-            result = full(run.model), run.exchange.state_dict()
-        results.append([one for one in comm.allgather(result) if one is not None])
-    (before, after), model = results, uneven()
-    assert everywhere(comm, same(after[0][0], before[0][0]))
-    if min(old, new) > 1:
-        theirs, ours = (whole([state for _, state in one], model) for one in results)
-        assert everywhere(comm, ours.keys() == theirs.keys() and near(ours.values(), theirs.values()))
-        assert everywhere(comm, any(bool(one.any()) for one in ours.values()))
-    if rank < new:
-        run.train(rank, range(4, 6))
 
 
 def test_residuals_that_are_compressed_need_the_same_number_of_ranks(comm, meshes):

@@ -24,6 +24,8 @@ from horovod_sparse.frontends.registry import exchange_of
 
 pytestmark = pytest.mark.mpi
 
+NODES = "hierarchical:node_ranks=2"
+
 
 @pytest.mark.parametrize("optimizer", [None, sgd], ids=["no optimizer", "optimizer"])
 def test_passes_before_a_step_may_all_be_exchanged_without_momentum(comm, shards, caplog, optimizer):
@@ -62,11 +64,12 @@ def test_residuals_of_unused_parameters_are_neither_sent_nor_changed(comm, shard
         assert some(comm, training.owed)
 
 
-def test_parameters_of_a_unit_that_some_ranks_use(comm, shards):
+@pytest.mark.parametrize("spec", ["topka", NODES])
+def test_parameters_of_a_unit_that_some_ranks_use(comm, shards, spec):
     """Owners that do not use them get the mean, too; a parameter that no rank uses gets no gradient."""
-    training = Given(comm, shards, "topka")
+    training = Given(comm, shards, spec)
     training.model = fully_shard(Model(), mesh=shards)
-    training.exchange = scattered(training.model, sparse("topka"))
+    training.exchange = scattered(training.model, sparse(spec))
     last = comm.Get_rank() == training.ranks - 1
     for step in range(4):
         training.backward(step, used=("first", "second", "third") if last else ("first",))
@@ -117,7 +120,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("spec", ["topka", "hierarchical:node_ranks=2"])
+@pytest.mark.parametrize("spec", ["topka", NODES])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_mixed_precision(comm, shards, policy, spec):
     def loss(model, rank, step):
@@ -131,10 +134,10 @@ def test_mixed_precision(comm, shards, policy, spec):
     trained(comm, shards, SPARSE, loss=loss, mp_policy=POLICIES[policy])
 
 
-@pytest.mark.parametrize("steps", [0, 4], ids=["first step", "fifth step"])
-def test_gradients_that_are_not_finite_reach_their_owner_and_no_residual(comm, shards, steps):
+@pytest.mark.parametrize(("spec", "steps"), [("topka", 0), ("topka", 4), (NODES, 4)])
+def test_gradients_that_are_not_finite_reach_their_owner_and_no_residual(comm, shards, spec, steps):
     """The others of the unit are in a shard or in a residual."""
-    training, rank = Given(comm, shards, "topka"), comm.Get_rank()
+    training, rank = Given(comm, shards, spec), comm.Get_rank()
     for number in range(steps):
         training.backward(number)
         training.collect()
@@ -264,21 +267,9 @@ def test_checkpoints_find_the_exchange_of_a_model_on_a_single_rank(comm, meshes_
     assert everywhere(comm, exchange_of(model, optimizer) is exchange)
 
 
-def clip(model):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-
-
-@pytest.mark.parametrize(
-    ("compression", "change", "warns"),
-    [
-        (SPARSE, clip, True),
-        (hvs.Compression.recommended(**settings()), clip, True),
-        (SPARSE, lambda _: None, False),
-        (EVERYTHING, clip, False),
-    ],
-    ids=["clipped", "momentum", "unchanged", "at density 1"],
-)
-def test_clipping_below_density_1_is_reported_once(comm, shards, caplog, compression, change, warns):
+@pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.recommended(**settings())])
+def test_clipping_below_density_1_is_reported_once(comm, shards, caplog, compression):
+    """At density 1, it is not: see ``test_situations.py``."""
     model = shard(mlp(), shards)
     optimizer = sgd(model)
     scattered(model, compression, optimizer)
@@ -286,8 +277,8 @@ def test_clipping_below_density_1_is_reported_once(comm, shards, caplog, compres
         for step in range(12):
             optimizer.zero_grad()
             loss_of(model, comm.Get_rank(), step).backward()
-            change(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
     reports = [message for message in caplog.messages if "are scaled after the exchange" in message]
-    assert everywhere(comm, len(reports) == (warns and comm.Get_rank() == 0 and comm.Get_size() > 1))
+    assert everywhere(comm, len(reports) == (comm.Get_rank() == 0 and comm.Get_size() > 1))
     assert all("limit" in message and "max_norm" not in message for message in reports)
