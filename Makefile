@@ -48,9 +48,8 @@ MPITEST = python tools/mpitest.py
 CUDA = cuda-check cuda-tests cuda-sanitize cuda-bench cuda-figure
 
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
-.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-slurm docs wheel \
-        release bench clean $(CUDA)
+.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-torchrun test-slurm \
+        docs wheel release bench clean $(CUDA)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,7 +75,12 @@ $(TOOLS): $(STAMP)
 demo: $(STAMP)  ## compare dense, fp16 and sparse training on 4 nodes with slow links and on this machine (runs/demo)
 	python -m tools.demo
 
-test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 to 16 ranks, front ends at 2
+# In pairs, of which one leaves cores idle.
+test: $(TOOLS)  ## run lint, types, single-process tests, laws at 1 to 16 ranks, front ends at 3
+	$(MAKE) lint
+	$(MAKE) --jobs=2 types test-serial
+	$(MAKE) --jobs=2 test-laws test-torchrun
+	$(MAKE) test-mpi
 
 # With SLURM=1, test-ci and test-nightly run those on a private SLURM, too, so that no core is idle while a job waits.
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
@@ -116,8 +120,10 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 	  -k 'test_base or test_nodes or nothing_is_lost' tests/transport/test_base.py tests/transport/test_nodes.py \
 	  tests/collectives/test_laws.py
 
-test-mpi: $(TOOLS)  ## run transports and front ends at 3 ranks under mpirun, transports and DDP under torchrun
+test-mpi: $(TOOLS)  ## run transports and front ends at 3 ranks under mpirun
 	$(MPITEST) --ranks $(RANKS) -- -m '(mpi or law) and not slow and $(QUICK)' $(CORE)
+
+test-torchrun: $(TOOLS)  ## run transports and DDP at 3 ranks under torchrun
 	$(MPITEST) --torchrun --ranks $(RANKS) -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 
 cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)
