@@ -213,29 +213,6 @@ def test_moments_are_bitwise_identical_for_every_level_and_number_of_threads(dty
     assert_moments(segments, normal(300_100, seed=1).astype(dtype), 0.3, [1, 2, 3, 5, 64], on=CPU)
 
 
-def test_held_positions_are_scaled_but_do_not_count() -> None:
-    buffer = np.array([1, 1000, np.nan, 2, np.inf], np.float32)
-    segments = [(0, np.array([-4], np.float32)), (3, np.array([1], np.float64))]
-    assert assert_moments(segments, buffer, 2.0) == Moments(2, 3.0, 29.0, 7.0, 5.0)
-
-
-def test_infinities_have_magnitudes_and_one_nan_makes_every_moment_nan() -> None:
-    gradient = np.tile([np.inf, -np.inf, 1], 1000).astype(np.float32)
-    moments = assert_moments([(0, gradient)], np.zeros(3000, np.float32))
-    assert np.isnan(moments[1])
-    assert moments[2:] == (np.inf, np.inf, np.inf)
-    gradient[7] = np.nan
-    assert np.isnan(assert_moments([(0, gradient)], np.zeros(3000, np.float32))[1:]).all()
-
-
-@pytest.mark.parametrize("size", [2.0**100, 2.0**-140])
-def test_squares_are_not_those_of_float32(size: float) -> None:
-    gradient = np.full(1000, -size, np.float32)
-    moments = assert_moments([(0, gradient)], np.zeros(1000, np.float32))
-    assert moments == Moments(1000, -1000 * size, 1000 * size**2, 1000 * size, size)
-    assert assert_parity("square_norm", [(0, gradient)], waiting=1) == 1000 * size**2
-
-
 # --- count_reaching ------------------------------------------------------------------------------------------------
 
 
@@ -243,20 +220,6 @@ def test_counts_in_more_tiles_than_blocks() -> None:
     x = np.tile(layered(10_007), 10)
     assert_counts(split(x, [50_001], gap=13), np.append(x, x[:13]), [0.01, 1.0])
     assert_counts([(1, x)], np.append(x, x[:13])[1:], [0.01, 1.0])
-
-
-@dtypes
-def test_a_count_equals_the_entries_of_select_above(dtype: Any) -> None:
-    segments = split(np.zeros(5_000, dtype), [17, 3_000], gap=100)
-    settled = layered(5_200).astype(dtype)
-    settled[::501], settled[::77] = np.nan, np.float32(0.7)  # which is below 0.7, but reaches 0.7 rounded to float32
-    for threshold in (*THRESHOLDS, 0.7):
-        indices, _ = assert_parity("select_above", segments, settled, threshold, waiting=1)
-        assert assert_counts(segments, settled, [threshold]) == [len(indices)]
-
-
-def test_the_values_of_the_gradients_do_not_count() -> None:
-    assert assert_counts([(30, np.full(50, np.nan))], np.arange(100, dtype=np.float32), [75, 0, 29.5]) == [5, 50, 50]
 
 
 # --- square_norm ---------------------------------------------------------------------------------------------------
@@ -269,44 +232,12 @@ def test_square_norm_of_many_tensors() -> None:
     assert_square_norm([(start, layered(length)) for start, length in zip(starts, lengths, strict=True)])
 
 
-@formats
-def test_square_norm_of_nonfinite_numbers(format_: Any) -> None:
-    gradient = np.ones(5000).astype(format_)
-    gradient[4321] = -np.inf
-    assert assert_square_norm([(0, gradient)]) == np.inf
-    gradient[1234] = np.nan
-    assert np.isnan(assert_square_norm([(0, gradient)]))
-
-
 # --- block_scores --------------------------------------------------------------------------------------------------
 
 
 def test_scores_of_one_long_block() -> None:
     """On the device, more tiles than a warp has threads."""
     assert_scores([(5, np.zeros(70_000, np.float32))], layered(70_011), 70_011)
-
-
-def test_the_scores_of_whole_blocks_are_their_square_norms() -> None:
-    buffer = layered(64 * 300)
-    norms = [reference.square_norm([(0, part)]) for part in np.split(buffer, 300)]
-    assert assert_scores([(0, buffer)], buffer, 64).tolist() == norms
-
-
-def test_held_positions_add_nothing_to_a_score() -> None:
-    buffer = np.array([1, np.nan, 2, 3, np.inf, 4, np.nan], np.float32)
-    assert assert_scores([(0, buffer[:1]), (2, buffer[:2]), (5, buffer[:1])], buffer, 3).tolist() == [5, 25, 0]
-
-
-# --- sample --------------------------------------------------------------------------------------------------------
-
-
-def test_the_samples_of_all_starts_are_the_sum() -> None:
-    segments, acc, stride = split(normal(10_007), [4_000], gap=50), normal(10_100, seed=1), 13
-    samples = [assert_sample(segments, acc, 0.5, start, stride) for start in range(stride)]
-    reference.accumulate(segments, acc, 0.5)
-    active = acc[reference.active_positions(segments)]
-    for start, drawn in enumerate(samples):
-        assert_same_bits(drawn, active[start::stride])
 
 
 # --- largest -------------------------------------------------------------------------------------------------------

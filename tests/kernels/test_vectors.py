@@ -177,15 +177,6 @@ def test_exclude_from_many(counts: tuple[int, int], spread: int) -> None:
     assert_excluded(indices, normal(len(indices)).astype(REALS[spread % 2]), others)
 
 
-def test_exclude_all_none_and_neighbours() -> None:
-    indices = some(10**6, 0.005)
-    values = normal(len(indices))
-    assert len(assert_excluded(indices, values, indices)[0]) == 0
-    beside = np.setdiff1d(np.union1d(indices - 1, indices + 1), indices)
-    kept = assert_excluded(indices, values, beside[beside >= 0].astype(np.int32))
-    assert np.array_equal(kept[0], indices)
-
-
 def test_exclude_at_the_ends_of_int32() -> None:
     last = 2**31 - 2
     indices, values = np.array([0, 5, last - 1, last], np.int32), np.array([np.nan, -0.0, 3.0, 4.0])
@@ -270,24 +261,6 @@ def test_merge_sum_of_ranges(tiles: None, ranges: tuple[int, int]) -> None:
     """Most tiles have no entries."""
     rng, size = np.random.default_rng(0), 200_000
     assert_merged([vector(rng, low, low + 3000, 1500) for low in ranges], size)
-
-
-@pytest.mark.parametrize("others", [0, 1, 5], ids="{} empty vectors more".format)
-def test_merge_sum_keeps_signed_zeros(others: int) -> None:
-    at = np.arange(4, dtype=np.int32)
-    first, second = np.array([0, 0, -0.0, -0.0], np.float32), np.array([0, -0.0, 0, -0.0], np.float32)
-    _, values = assert_merged([(at, first), (at, second), *[EMPTY] * others], 4)
-    np.testing.assert_array_equal(np.signbit(values), [False, False, False, True])
-    _, values = assert_merged([(at, first), *[EMPTY] * others], 4)
-    np.testing.assert_array_equal(np.signbit(values), [False, False, True, True])
-
-
-def test_values_are_added_in_the_order_of_the_vectors_and_zeros_stay() -> None:
-    at = np.array([7], np.int32)
-    big, one = np.array([1e30], np.float32), np.array([1.0], np.float32)
-    for vectors, total in (([big, -big, one], 1), ([one, big, -big], 0), ([one, -one], 0)):
-        indices, values = assert_merged([(at, value) for value in vectors], 8)
-        assert (indices.tolist(), values.tolist()) == ([7], [total])
 
 
 @pytest.mark.parametrize("others", [0, 1], ids="{} empty vectors more".format)
@@ -390,25 +363,6 @@ def test_counts_of_distributions(shape: Callable[[int], Array], dtype: Any) -> N
     for bits in (5, 11, 16):
         assert_counted(values, 0, width_of(dtype) - bits, bits)
         assert_counted(values, int(reference.magnitude(values)[0]), width_of(dtype) - 8 - bits, bits)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@dtypes
-def test_summed_counts_find_the_kth_magnitude_over_ranks(shape: Callable[[int], Array], dtype: Any) -> None:
-    """Radix selection with summed counts, which is what the function is for."""
-    parts = np.array_split(shape(50_000).astype(dtype), [10, 10, 30_000])
-    ordered = np.sort(reference.magnitude(np.concatenate(parts)))[::-1]
-    for k in (1, 500, 50_000):
-        shift, prefix, left = width_of(dtype), 0, k
-        while shift > 0:
-            bits = min(11, shift)
-            shift -= bits
-            counts = sum(assert_counted(part, prefix, shift, bits, CPU or DEVICE) for part in parts)
-            reached = np.cumsum(counts[::-1])[::-1]
-            digit = int(np.flatnonzero(reached >= left)[-1])
-            left -= int(reached[digit] - counts[digit])
-            prefix |= digit << shift
-        assert prefix == ordered[k - 1]
 
 
 # --- reaching ------------------------------------------------------------------------------------------------------
