@@ -119,7 +119,7 @@ def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Cas
         seed=st.integers(0, 2**31),
         dtype=st.just(dtype) if dtype else st.sampled_from(sorted(BITS)),
         share=st.sampled_from([1e-9, 0.01, 0.3, 1.0]),
-        unit=st.sampled_from([1 / 8, 2.0**-30, 1.0, 2.0**100]),
+        unit=st.sampled_from([1 / 8, 2.0**-30, 2.0**-120, 1.0, 2.0**100]),
     )
 
 

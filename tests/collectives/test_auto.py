@@ -79,17 +79,25 @@ def test_fewer_sums_than_are_equally_accurate_are_refused(keep):
 
 
 @pytest.mark.mpi
-def test_auto_decides_once_per_size_and_k(transport, network, monkeypatch):
+def test_auto_decides_once_per_size_and_k_and_rank_0_logs_the_table_of_each_choice(
+    transport, network, monkeypatch, caplog
+):
     network("slow")
     calls, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
     collective, numbers = (
         make(transport, "auto"),
-        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K), (SIZE, K)],
+        [(SIZE, K), (SIZE, K), (SIZE, K + 1), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K), (SIZE, K)],
     )
-    for size, k in numbers:
-        collective.decide(size, k)
+    choices = []
+    with caplog.at_level(logging.INFO, "horovod_sparse"):
+        for size, k in numbers:
+            collective.decide(size, k)
+            choices.append(collective.choice)
     assert calls == ([numbers[0], *numbers[2:4]] if transport.size > 1 else [])
+    logs = [record.getMessage() for record in caplog.records]
+    assert len(logs) == (len(set(choices)) if transport.rank == 0 and transport.size > 1 else 0)
+    assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "oktopk", "chosen"))
 
 
 def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network):
@@ -124,18 +132,6 @@ def test_nodes_of_several_ranks_are_measured_and_may_sum_first(transport, monkey
         reduced, expected = collective.allreduce(vector, 50), alone.allreduce(vector, 50)
         assert digest_of(reduced.total, reduced.returned) == digest_of(expected.total, expected.returned)
         assert collective.traffic.bytes_sent - before == alone.traffic.bytes_sent
-
-
-@pytest.mark.mpi
-def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
-    network("slow")
-    with caplog.at_level(logging.INFO, "horovod_sparse"):
-        collective = make(transport, "auto")
-        for k in (K, K, K + 1):
-            collective.decide(SIZE, k)
-    logs = [record.getMessage() for record in caplog.records]
-    assert len(logs) == (transport.rank == 0 and transport.size > 1)
-    assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "oktopk", "chosen"))
 
 
 @pytest.mark.mpi

@@ -105,7 +105,7 @@ def test_collectives_without_a_limit_return_nothing(transport, rule, size):
         assert reduced.total.indices is None or rule != "dense"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("pattern", ["one region", "disjoint"])
 def test_a_million_elements(transport, name, settings, pattern):
     case = Case(1_000_000, pattern, seed=5, share=0.01)
