@@ -7,17 +7,6 @@ import numpy as np
 from horovod_sparse import SparseVector
 
 
-def test_empty_has_no_entries_and_keeps_the_precision():
-    vector = SparseVector.empty(10, np.zeros(3, np.float64))
-    assert (len(vector), vector.size) == (0, 10)
-    assert (vector.indices.dtype, vector.values.dtype) == (np.int32, np.float64)
-
-
-def test_full_holds_every_position_and_needs_no_indices():
-    vector = SparseVector.full(np.ones(4, np.float32))
-    assert (vector.indices, len(vector), vector.size, vector.shared) == (None, 4, 4, True)
-
-
 def test_plus_adds_in_the_order_given_and_leaves_empty_vectors_out():
     def sparse(indices, values):
         return SparseVector(np.array(indices, np.int32), np.array(values, np.float32), 10)

@@ -94,14 +94,13 @@ def test_gains_are_moving_averages_over_the_window():
     assert set(sent[sent.index(None) :]) == {None}
 
 
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_the_loss_scale_does_not_change_the_averages(scale):
+def test_the_loss_scale_does_not_change_the_averages():
     schedules = build()
     steps(schedules, (0.9, 0.9), 2 * WINDOW)
     unscaled = schedules[0]._search.state_dict()["averages"]
     scaled = build()
     for number in range(2 * WINDOW):
-        loss_scale = scale if number % 3 else 1.0
+        loss_scale = 1024.0 if number % 3 else 1.0
         step(scaled, (0.9, 0.9), norm=loss_scale, loss_scale=loss_scale)
     assert scaled[0]._search.state_dict()["averages"] == unscaled
 

@@ -36,7 +36,7 @@ def test_collectives_give_the_bits_of_mpi(transport, name):
     assert everywhere(transport, over_mpi == in_process[transport.rank])
 
 
-@pytest.mark.parametrize("size", [2, 3, 16])
+@pytest.mark.parametrize("size", [2, 16])
 @pytest.mark.parametrize("wait", ["allreduce", "receive"])
 @pytest.mark.parametrize(("error", "raised"), [(None, RankFailedError), (ValueError("of rank 1"), ValueError)])
 def test_an_error_of_one_rank_ends_the_waits_of_the_others(size, wait, error, raised):
@@ -61,12 +61,6 @@ def test_different_operations_are_an_error():
 
     with pytest.raises(RuntimeError, match=r"is in a b.*, but rank . is in a b"):
         run_ranks(2, program)
-
-
-def test_results_come_in_rank_order_and_one_rank_runs_on_the_callers_thread():
-    assert run_ranks(5, lambda transport: transport.rank**2) == [0, 1, 4, 9, 16]
-    with pytest.raises(ZeroDivisionError):
-        run_ranks(1, lambda transport: 1 // transport.rank)
 
 
 def test_messages_that_were_sent_are_not_changed_by_the_sender():
@@ -111,7 +105,7 @@ def test_gtopk_survives_ranks_that_end_early_among_64():
     assert len(set(run_ranks(64, program))) == 1
 
 
-@pytest.mark.parametrize("rank", [0, 13, 63])
+@pytest.mark.parametrize("rank", [0, 63])
 def test_a_rank_of_many_that_ends_before_its_exchange_is_named(rank):
     def program(transport):
         collective = make(transport, "gtopk")

@@ -37,15 +37,6 @@ def hasty(monkeypatch):
     monkeypatch.setattr(torch_job, "_PATIENCE", 0.2)
 
 
-def test_messages_arrive_by_box_and_in_order():
-    mail = Mail(Store())
-    for box, content in (("a", b"1"), ("b", b"2"), ("a", b"3")):
-        mail.put(box, content)
-    assert mail.take("a") == [b"1", b"3"]
-    assert mail.take("a") == []
-    assert mail.take("b") == [b"2"]
-
-
 def test_a_stopped_store_delays_its_users_once_and_loses_nothing(hasty):
     store = Store()
     mail = Mail(store)
