@@ -33,7 +33,6 @@ NONE = [
     "topka:density=0.05,indices=plain,wire=float16",
 ]
 MORE = [
-    "recommended:density=0.05",  # measures the network, too
     *("gtopk:density=0.05", "topkdsa:density=0.05", "hierarchical:density=0.05,node_ranks=2", "dense:wire=log4"),
     *("topka:density=0.05,wire=bfloat16", "topka:density=0.05,wire=log8", "dense:wire=float16"),
 ]
@@ -73,7 +72,12 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "configuration", [*NONE, *(pytest.param(one, marks=pytest.mark.full) for one in [*MORE, *FEW])]
+    "configuration",
+    [
+        *NONE,
+        *(pytest.param(one, marks=pytest.mark.full) for one in [*MORE, *FEW]),
+        pytest.param("recommended:density=0.05", marks=pytest.mark.nightly),  # measures the network, too
+    ],
 )
 def test_kernels_that_cupy_compiles_in_the_first_steps(transport: Any, configuration: str) -> None:
     found = train(transport, configuration)
