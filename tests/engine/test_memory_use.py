@@ -18,9 +18,9 @@ PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "memory.py"
         ("topka:density=0.01", 1, 3.9, 5.0),
         # Twenty share what they need in passing: a twentieth of a residual for the one at work, and its entries.
         pytest.param("randomblock:memory=none,density=0.05", 20, -0.05, 0.55, marks=pytest.mark.full),
-        pytest.param("conef:saving=0.6,density=0.05", 20, 1.55, 2.15, marks=pytest.mark.full),
+        pytest.param("conef:saving=0.6,density=0.05", 20, 1.55, 2.15, marks=pytest.mark.nightly),
         pytest.param("conef:saving=0.9,density=0.05", 20, 0.35, 0.95, marks=pytest.mark.full),
-        pytest.param("conef:compressor=quantize,bits=8,density=0.05", 20, 0.95, 1.55, marks=pytest.mark.full),
+        pytest.param("conef:compressor=quantize,bits=8,density=0.05", 20, 0.95, 1.55, marks=pytest.mark.nightly),
     ],
 )
 def test_bytes_per_element(spec, buckets, least, most):

@@ -33,7 +33,7 @@ OPTIONS = {
         {"momentum": 0.9, "fresh": fresh, "masking": masking} for fresh in (0.0, 0.1, 0.4) for masking in (False, True)
     ],
 }
-# Of the compressors; of the others, CI takes every third case.
+# Of the compressors; of the others, CI takes every ninth case.
 QUICK = [{"saving": 0.6}, {"saving": 0.9}, {"compressor": "quantize", "bits": 4}]
 
 
@@ -132,7 +132,7 @@ def is_quick(name, options, sparsifier, kind):
 def marks_of(number, *case):
     if is_quick(*case):
         return []
-    return pytest.mark.nightly if number % 3 else pytest.mark.full
+    return pytest.mark.nightly if number % 9 else pytest.mark.full
 
 
 def cases(compressed):

@@ -79,17 +79,20 @@ def test_a_density_that_depends_on_epoch_or_other_ranks_is_agreed_before_the_exc
         assert everywhere(transport, pipeline.statistics(norms=False).rounds >= 2 * (transport.size > 1))
 
 
+OWNERS = {"collective": "oktopk", "keep": 2, "tau_threshold": 4, "tau_partition": 3, "wire": "fitted3"}
+TOPKA = {"collective": "topka"}
+
+
 @pytest.mark.parametrize("undoable", [False, True])
-@pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "memory"),
     [
-        *({"collective": "topka", "wire": wire} for wire in (None, "fitted2")),
-        {"collective": "oktopk"},
-        {"collective": "oktopk", "keep": 2, "tau_threshold": 4, "tau_partition": 3, "wire": "fitted3"},
-        {"collective": "dense", "wire": "fitted3"},
+        *((settings, memory) for settings in (TOPKA, OWNERS) for memory in MEMORIES),
+        ({**TOPKA, "wire": "fitted2"}, "residual"),
+        ({"collective": "oktopk"}, "residual"),
+        ({"collective": "dense", "wire": "fitted3"}, "residual"),
     ],
-    ids=lambda one: "-".join(map(str, one.values())),
+    ids=lambda one: "-".join(map(str, one.values())) if isinstance(one, dict) else one,
 )
 def test_a_nonfinite_gradient_is_delivered_and_does_not_enter_the_state(transport, settings, memory, undoable):
     """Neither does one that is finite, but too large to be summed."""

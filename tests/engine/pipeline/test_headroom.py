@@ -128,14 +128,8 @@ def test_states_stay_finite_and_nothing_is_lost_with_random_numbers(transport, s
     assert assert_laws(transport, pipeline, 40 if thorough() else 10, settings.get("dtype", "float32"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sparsifier", "collective"),
-    [
-        pytest.param(*one, marks=pytest.mark.nightly if number % 8 else pytest.mark.full)
-        for number, one in enumerate(COMBINATIONS)
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
 def test_hundreds_of_steps_of_random_numbers_with_every_combination(transport, sparsifier, collective):
     assert assert_laws(transport, build(transport, sparsifier, collective), 300) > 20
 

@@ -34,13 +34,14 @@ OPTIONS = {
     "hierarchical": {"outer": "topka", "node_ranks": 2},
 }
 ALL = [pair for pair in itertools.product(SPARSIFIERS, COLLECTIVES) if pair[1] != "shared" or pair[0] in SHARING]
-# Every collective and every sparsifier once; at one world size all of them with each other, in CI every third.
+# Every collective and every sparsifier once; at one world size all of them with each other, in CI every third. Auto
+# delegates to others of them.
 ONCE = [(one, other) for one, other in ALL if one == "topk" or other == ("shared" if one in SHARING else "topka")]
 REST = [pair for pair in ALL if thorough() and pair not in ONCE]
 COMBINATIONS = [
     *ONCE,
     *(
-        pytest.param(*pair, marks=pytest.mark.nightly if number % 3 else pytest.mark.full)
+        pytest.param(*pair, marks=pytest.mark.nightly if number % 3 or pair[1] == "auto" else pytest.mark.full)
         for number, pair in enumerate(REST)
     ),
 ]
