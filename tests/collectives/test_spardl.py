@@ -27,15 +27,6 @@ def test_totals_and_what_returns_are_those_of_the_reference(transport, pattern, 
     assert everywhere(transport, np.array_equal(back, returned[transport.rank]))
 
 
-def test_a_block_of_the_total_has_at_most_its_share_of_k(transport):
-    size, ranks = 5000, transport.size
-    for k in (1, 100, 4999):
-        total = check_exchange(transport, make(transport, "spardl"), Case(size, "random", share=k / size)).total
-        cuts = np.arange(ranks + 1) * size // ranks
-        counts = np.diff(np.searchsorted(total.indices, cuts))
-        assert counts.max() <= -(-k // ranks)
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_volume_and_the_rounds_do_not_depend_on_what_the_ranks_select(transport, overlap):
     ranks, k = transport.size, 3000 * transport.size
