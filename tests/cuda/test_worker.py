@@ -39,6 +39,9 @@ CONFIGURATIONS = [
 ]
 MORE = [
     "dense",
+    "randomk:density=0.05,memory=conef,saving=0.5,wire=bfloat16",
+    "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",
+    "topka:density=0.05,sparsifier=multilevel,memory=partial,beta=0.3,compressor=quantize,indices=coded",
     "hierarchical:density=0.02,node_ranks=2,indices=coded",
     "topka:density=0.05,sparsifier=chunked,chunk=64,decay=0.9,wire=fitted2,indices=coded",
     "union:density=0.05,sparsifier=sidco,indices=coded",
