@@ -241,13 +241,14 @@ class Gradients(ExchangingGradients):
     def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
         """Put a gradient into its bucket; those without a bucket are left to Horovod. Overrides Horovod's function."""
         assert self._exchange is not None
+        worker, name = self._exchange.worker, self._parameter_names[p]
         if p.grad is None:
             p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
         if p.grad.is_sparse:
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        if self._parameter_names[p] not in self._exchange.worker:
+        if name not in worker:
             if not p.numel():
                 return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
@@ -258,7 +259,7 @@ class Gradients(ExchangingGradients):
         # While a parameter is frozen, its residual must not be sent: it is kept until the parameter is trained again.
         # It may have a gradient of an earlier pass of the step, which counts.
         hold = not (p.requires_grad or gradient.any())
-        self._exchange.worker.put(self._parameter_names[p], gradient, hold)
+        worker.put(name, gradient, hold)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
