@@ -100,3 +100,18 @@ def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any,
             with bucket.work():
                 assert bucket.device.calls == {"stream": 1, "mark": 1, "work": 1, "wait": 1}
     assert everywhere(comm, bool(buckets) == (comm.Get_size() > 1))
+
+
+@pytest.mark.parametrize("memory", ["residual", "momentum"])
+def test_the_state_moves_between_devices(
+    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    """The state holds CPU tensors, which load on either device."""
+    _, ours = train(device, 3, dense_below=0, memory=memory)
+    assert everywhere(comm, len(ours.state_dict()["state"]) == 4)
+    state = ours.compression_state_dict()
+    if emulated():
+        monkeypatch.undo()
+    _, other = train(torch.device("cpu"), 0, dense_below=0, memory=memory)
+    other.load_compression_state_dict(state)
+    assert everywhere(comm, str(other.compression_state_dict()) == str(state))

@@ -45,6 +45,14 @@ def test_dgc_selects_like_the_published_rule(kind, size, density, seed):
             assert np.array_equal(take(sparsifier, gradient, k, number)[0].indices, expected)
 
 
+@pytest.mark.parametrize("density", [0.001, 0.1])
+def test_nearly_k_of_many_gradients_are_selected_the_largest_ones(density):
+    gradient, k = normal(0, 200_000), round(density * 200_000)
+    vector, rest = take(made(DGCSampling, gradient.size), gradient, k)
+    assert 0.8 * k <= len(vector) <= k
+    assert np.abs(vector.values).min() >= np.abs(rest).max()
+
+
 @pytest.mark.parametrize(("others", "expected"), [(0.11, 400), (0.1, 200)])
 def test_the_threshold_falls_at_most_ten_times(others, expected):
     """Only what is sampled is large, and it is half of k; 0.8^10 of it is 0.107, and 0.8^9 is 0.134."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import SPREADS, made, passes, spread, take
+from rules import SPREADS, made, normal, passes, spread, take
 
 from horovod_sparse.sparsifiers import GaussianK
 
@@ -45,6 +45,12 @@ def test_gaussiank_selects_like_the_published_rule(kind, size, density, seed):
     if k < size and gradient.any() and len(expected := published(gradient, k)):
         assert np.array_equal(taken(gradient, k), expected)
         assert np.array_equal(taken(-gradient, k), expected)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.1])
+def test_normal_gradients_give_about_k_entries(density):
+    k = round(density * 100_000)
+    assert 2 / 3 * k <= len(taken(normal(1, 100_000), k)) <= 4 / 3 * k
 
 
 def test_the_k_largest_are_selected_if_nothing_reaches_the_threshold():

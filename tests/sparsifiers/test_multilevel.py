@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
-from rules import made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from rules import made, take
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Step
-from horovod_sparse.sparsifiers import MultiLevel
+from horovod_sparse.sparsifiers import MultiLevel, TopK
+
+# Few different magnitudes: ties at both levels.
+gradients = hnp.arrays(np.float32, st.integers(1, 200), elements=st.integers(-4, 4).map(float))
+
+
+@settings(max_examples=60)
+@given(gradient=gradients, k=st.integers(1, 250), cf_min=st.sampled_from([1, 1.5, 10.0, 1e6]))
+def test_multilevel_selects_like_topk(gradient, k, cf_min):
+    vector, rest = take(made(MultiLevel, gradient.size, cf_min=cf_min), gradient, k)
+    expected, expected_rest = take(made(TopK, gradient.size), gradient, k)
+    assert np.array_equal(vector.indices, expected.indices)
+    assert np.array_equal(rest, expected_rest)
 
 
 def test_the_first_level_leaves_one_in_cf_min_of_what_is_not_held(monkeypatch):

@@ -49,6 +49,22 @@ def test_sidco_selects_like_the_published_rule(kind, size, density, seed):
         assert np.array_equal(taken(-gradient, k), expected)
 
 
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("draw", "least", "most"),
+    [
+        (lambda generator, size: generator.laplace(size=size), 0.9, 1.1),
+        (lambda generator, size: generator.standard_normal(size), 1.0, 1.5),
+        (lambda generator, size: generator.standard_t(3, size), 0.4, 1.1),
+    ],
+    ids=["exponential magnitudes", "lighter tails", "heavier tails"],
+)
+def test_the_number_of_entries_is_near_k(density, draw, least, most):
+    k = round(density * 200_000)
+    numbers = draw(np.random.default_rng(1), 200_000).astype(np.float32)
+    assert least * k <= len(taken(numbers, k)) <= most * k
+
+
 def test_the_k_largest_are_selected_if_nothing_reaches_the_threshold():
     gradient = np.ones(1000, np.float32)
     assert len(published(gradient, 5)) == 0
