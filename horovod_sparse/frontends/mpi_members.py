@@ -81,8 +81,8 @@ def _group(ranks: Sequence[int]) -> MPITransport:
     # Create_group sends messages on its parent communicator, which should be private. COMM_WORLD is the fallback: the
     # private world is created only when all ranks create something together.
     world = _private_world() if len(ranks) == job().size else process.world
-    parent = world.comm if isinstance(world, MPITransport) else MPI.COMM_WORLD
-    return MPITransport(parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG))
+    parent = world if isinstance(world, MPITransport) else _everybody()
+    return MPITransport(parent.comm.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG), parent.waiting)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from horovod_sparse.transport.doubling import DIRECT_RANKS
 from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import GATHERED_SUM_BYTES, GATHERED_SUM_TOTAL, RING_BYTES, Traffic
+from horovod_sparse.transport.waiting import Waiting
 
 T = TypeVar("T")
 
@@ -108,7 +109,10 @@ class Transport(ABC):
         size: Number of ranks in the group.
         job: Job of this process; None: the ranks are threads of one process.
         traffic: Payload that this rank has sent and received over this object.
+        waiting: How this rank waits, if that is for us to choose; shared by all transports that are made from one.
     """
+
+    waiting: Waiting | None = None
 
     def __init__(self, rank: int, size: int, job: Job | None) -> None:
         self.rank = rank

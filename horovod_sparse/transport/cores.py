@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from horovod_sparse.transport import waiting
 from horovod_sparse.transport.base import Transport
 
 
@@ -24,7 +23,7 @@ def choose_waiting(transport: Transport, on_device: bool) -> None:
     """Choose how this rank waits for others. The first call on a connection is a collective operation.
 
     Args:
-        transport: Transport of the ranks; those that are threads need no choice.
+        transport: Transport of the ranks.
         on_device: Whether gradients are computed on a GPU, which leaves the cores idle.
     """
     cores, limit = _share(transport), _limit(os.environ)
@@ -32,8 +31,8 @@ def choose_waiting(transport: Transport, on_device: bool) -> None:
         limit = 1
     elif limit == sys.maxsize:  # without torch, the thread that waits is the one that computes
         limit = 0
-    if transport.job is not None:
-        waiting.choose(cores, min(limit, len(_affinity())) + 1)
+    if transport.waiting is not None:
+        transport.waiting.share_cores(cores, min(limit, len(_affinity())) + 1)
 
 
 def _share(transport: Transport) -> float:

@@ -14,12 +14,12 @@ from mpi4py import MPI
 
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.transport import doubling, waiting
+from horovod_sparse.transport import doubling
 from horovod_sparse.transport.base import Receiving, Sending, Transport
 from horovod_sparse.transport.nodes import ONE_NODE, Nodes
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
-from horovod_sparse.transport.waiting import keep_alive, wait
+from horovod_sparse.transport.waiting import Waiting, keep_alive
 
 # Messages are sent in pieces of this many bytes, all in flight together. From 64 KiB on, Open MPI's TCP asks the
 # receiver before it sends, and then moves data between two ranks in one direction at a time. If all ranks share memory,
@@ -30,28 +30,6 @@ SHARED_MEMORY_PIECE_BYTES = 1 << 20
 # gathering.
 _MESSAGE, _LENGTH, _PIECE, _PART, _DOUBLED = 1, 3, 4, 5, 6
 _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up to 32767
-
-
-def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
-    """Wait until all requests are complete."""
-    if not (pause or waiting.sleeps):
-        wait(partial(MPI.Request.Testall, requests), partial(MPI.Request.Waitall, requests))
-        return
-    # One after the other: a test of all takes time for each, while a test of one moves the messages of all. And pauses
-    # begin short again after each, as the next piece of a message is near.
-    try:
-        for request in requests:
-            wait(request.Test, request.Wait, pause)
-    except BaseException:
-        keep_alive([partial(MPI.Request.Testall, requests)])
-        raise
-
-
-def announced(comm: MPI.Intracomm, rank: int, status: MPI.Status) -> MPI.Message:
-    """Wait for the next message from a rank, and return its handle."""
-    message = wait(partial(comm.Improbe, rank, _MESSAGE, status), partial(comm.Mprobe, rank, _MESSAGE, status))
-    assert message is not None
-    return message
 
 
 class MPIJob:
@@ -104,14 +82,18 @@ class MPITransport(Transport):
 
     Args:
         comm: Communicator whose messages this transport and its channels receive.
+        waiting: How this rank waits; shared with the transport that this one is made from, if any.
 
     Attributes:
         comm: Communicator of the ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    waiting: Waiting
+
+    def __init__(self, comm: MPI.Intracomm, waiting: Waiting | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), job())
         self.comm = comm
+        self.waiting = waiting or Waiting()
         self._posts: list[MPI.Request] = []
         self._all_aware: bool | None = None  # None until the first collective on a device array
 
@@ -128,20 +110,22 @@ class MPITransport(Transport):
         if nbytes >= self._piece_bytes:
             requests.append(self.comm.Isend(np.array([nbytes], np.int64), rank, _LENGTH))
             requests += [self.comm.Isend([piece, MPI.BYTE], rank, _PIECE) for piece in others]
-        return _Sending(requests, buffer)
+        return _Sending(partial(self._complete, requests), buffer)
 
     def _receive(self, rank: int, like: Array) -> tuple[int, Receiving]:
         status = MPI.Status()
-        incoming = announced(self.comm, rank, status)
+        origin = (rank, _MESSAGE, status)
+        incoming = self.waiting.wait(partial(self.comm.Improbe, *origin), partial(self.comm.Mprobe, *origin))
+        assert incoming is not None
         length = np.array([status.Get_count(MPI.BYTE)], np.int64)
         if length[0] == self._piece_bytes:  # more pieces may follow
-            complete([self.comm.Irecv(length, rank, _LENGTH)])
+            self._complete([self.comm.Irecv(length, rank, _LENGTH)])
         message = SCRATCH.empty(int(length[0]), like, np.uint8)
         (buffer,) = path_for(like).incoming([message])
         first, *others = self._pieces(buffer.array)
         requests = [incoming.Irecv([first, MPI.BYTE])]
         requests += [self.comm.Irecv([piece, MPI.BYTE], rank, _PIECE) for piece in others]
-        return message.nbytes, _Receiving(requests, buffer, message)
+        return message.nbytes, _Receiving(partial(self._complete, requests), buffer, message)
 
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
         short, own = message.nbytes < RING_BYTES, lengths[self.rank]
@@ -166,14 +150,14 @@ class MPITransport(Transport):
         def parts() -> Iterator[Array]:
             nonlocal receives
             if arriving.array is not received:  # staged: one copy to the device after all parts have arrived
-                complete(list(itertools.chain(*receives)))
+                self._complete(list(itertools.chain(*receives)))
                 receives = [[] for _ in lengths]
             arriving.close()
             try:
                 for rank, requests in enumerate(receives):
-                    complete(requests)
+                    self._complete(requests)
                     yield received[own * rank : own * (rank + 1)]
-                complete(sends)
+                self._complete(sends)
             except BaseException:
                 keep_alive([partial(MPI.Request.Testall, [*itertools.chain(*receives), *sends])])
                 raise
@@ -194,20 +178,20 @@ class MPITransport(Transport):
             doubling.gather_by_doubling(parts, self.rank, self._trade)
             return
         if path is IN_PLACE:
-            complete([self.comm.Iallgatherv(MPI.IN_PLACE, [gathered, lengths, starts, MPI.BYTE])])
+            self._complete([self.comm.Iallgatherv(MPI.IN_PLACE, [gathered, lengths, starts, MPI.BYTE])])
             return
         begin, end = starts[self.rank], starts[self.rank] + lengths[self.rank]
         (own,), (target,) = path.outgoing([gathered[begin:end]]), path.incoming([gathered])
         if target.array is not gathered:
             target.array[begin:end] = own.array
-        complete([self.comm.Iallgatherv(MPI.IN_PLACE, [target.array, lengths, starts, MPI.BYTE])])
+        self._complete([self.comm.Iallgatherv(MPI.IN_PLACE, [target.array, lengths, starts, MPI.BYTE])])
         target.close()
         own.close()
 
     def _trade(self, sent: Array, to: int, received: Array, origin: int) -> None:
         """Send a host array of any length to a rank, and receive one from another."""
         arrives = self.comm.Irecv([received, MPI.BYTE], origin, _DOUBLED)
-        complete([arrives, self.comm.Isend([sent, MPI.BYTE], to, _DOUBLED)])
+        self._complete([arrives, self.comm.Isend([sent, MPI.BYTE], to, _DOUBLED)])
 
     def _gather_around_ring(self, parts: Sequence[Array]) -> None:
         """Forward the parts from the left to the right neighbor in size - 1 steps."""
@@ -224,25 +208,39 @@ class MPITransport(Transport):
             sends = [
                 self.comm.Isend([piece, MPI.BYTE], right, _PIECE) for piece in self._pieces(buffers[outgoing].array)
             ]
-            complete(receives + sends)
+            self._complete(receives + sends)
         for buffer in buffers.values():
             buffer.close()
 
     def _start_gather(self, rows: Array) -> Callable[[], None]:
-        return partial(complete, [self.comm.Iallgather(MPI.IN_PLACE, rows)])
+        return partial(self._complete, [self.comm.Iallgather(MPI.IN_PLACE, rows)])
 
     def _broadcast(self, message: Array) -> None:
         path = self._common_path(message)
         (buffer,) = path.outgoing([message]) if self.rank == 0 else path.incoming([message])
-        complete([self.comm.Ibcast([buffer.array, MPI.BYTE])])
+        self._complete([self.comm.Ibcast([buffer.array, MPI.BYTE])])
         buffer.close()
 
     def _start_sum(self, values: Array) -> Callable[[], None]:
-        return partial(complete, [self.comm.Iallreduce(MPI.IN_PLACE, values)])
+        return partial(self._complete, [self.comm.Iallreduce(MPI.IN_PLACE, values)])
 
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method, sleeping ``pause`` seconds between checks."""
-        complete([self.comm.Ibarrier()], pause)
+        self._complete([self.comm.Ibarrier()], pause)
+
+    def _complete(self, requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
+        """Wait until all requests are complete."""
+        if not (pause or self.waiting.sleeps):
+            self.waiting.wait(partial(MPI.Request.Testall, requests), partial(MPI.Request.Waitall, requests))
+            return
+        # One after the other: a test of all takes time for each, while a test of one moves the messages of all. And
+        # pauses begin short again after each, as the next piece of a message is near.
+        try:
+            for request in requests:
+                self.waiting.wait(request.Test, request.Wait, pause)
+        except BaseException:
+            keep_alive([partial(MPI.Request.Testall, requests)])
+            raise
 
     def _common_path(self, like: Any) -> Path:
         """Return the path that all ranks take in collectives of the MPI library."""
@@ -271,20 +269,21 @@ class MPITransport(Transport):
 
     def channel(self) -> MPITransport:
         """Return a transport of the same ranks over the same communicator, with a separate traffic counter."""
-        channel = MPITransport(self.comm)
+        channel = MPITransport(self.comm, self.waiting)
         channel._kept, channel._measured, channel._posts = self._kept, self._measured, self._posts
         return channel
 
     def duplicate(self) -> MPITransport:
         """Return a transport of the same ranks over a duplicate communicator. A collective operation."""
-        return MPITransport(self.comm.Dup())
+        return MPITransport(self.comm.Dup(), self.waiting)
 
     def split(self, node_ranks: int | None) -> Nodes:
         """Divide the ranks by node, for the first call of ``by_node``."""
         comm: Any = self.comm
         own = comm.Split_type(MPI.COMM_TYPE_SHARED) if node_ranks is None else comm.Split(self.rank // node_ranks)
         peers = comm.Split(own.Get_rank())
-        return Nodes(comm.allgather(own.bcast(self.rank)), MPITransport(own), MPITransport(peers))
+        firsts = comm.allgather(own.bcast(self.rank))
+        return Nodes(firsts, MPITransport(own, self.waiting), MPITransport(peers, self.waiting))
 
     # Messages between control threads
 
@@ -309,21 +308,21 @@ class MPITransport(Transport):
 
 
 class _Sending(NamedTuple):
-    requests: list[MPI.Request]
+    complete: Callable[[], None]
     buffer: Buffer
 
     def wait(self) -> None:
-        complete(self.requests)
+        self.complete()
         self.buffer.close()
 
 
 class _Receiving(NamedTuple):
-    requests: list[MPI.Request]
+    complete: Callable[[], None]
     buffer: Buffer
     message: Array
 
     def wait(self) -> Array:
-        complete(self.requests)
+        self.complete()
         self.buffer.close()
         return self.message
 

@@ -31,74 +31,81 @@ _PR_SET_TIMERSLACK = 29  # from linux/prctl.h
 _INTERRUPTIONS, _OBSERVED = 50, 0.5  # the latter in seconds
 
 _LOG = logging.getLogger("horovod_sparse")
-sleeps = False  # whether this process sleeps while it waits
-_observes = True  # whether interruptions may change that
-_last = (0.0, 0)  # time and number of interruptions at the last observation
 _thread = threading.local()
 _abandoned: list[Callable[[], object]] = []
 
 
-def choose(cores: float, threads: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Choose how this process waits. Once it has chosen to sleep, it keeps sleeping for other exchanges, too.
-
-    Processes of other jobs, or of ranks that another container hides, are noticed later, by interruptions.
+class Waiting:
+    """How a rank waits on one connection. It spins until there is a reason to sleep, and then keeps sleeping.
 
     Args:
-        cores: Cores of the node per rank, possibly a fraction.
-        threads: Threads that this rank runs while it waits, including the waiting one.
         environment: Environment variables.
+
+    Attributes:
+        sleeps: Whether the rank sleeps while it waits.
     """
-    global sleeps, _observes
-    setting = environment.get(SETTING, "auto")
-    if setting not in ("auto", "spin", "sleep"):
-        _warn(setting)
-        setting = "auto"
-    _observes = setting == "auto"
-    sleeps = sleeps or cores < threads if _observes else setting == "sleep"
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        setting = environment.get(SETTING, "auto")
+        if setting not in ("auto", "spin", "sleep"):
+            _warn(setting)
+            setting = "auto"
+        self._observes = setting == "auto"
+        self._last = (0.0, 0)  # time and number of interruptions at the last observation
+        self.sleeps = setting == "sleep"
+
+    def share_cores(self, cores: float, threads: int) -> None:
+        """Sleep from now on where the ranks' threads outnumber the cores, unless the user has chosen otherwise.
+
+        Processes of other jobs, or of ranks that another container hides, are noticed later, by interruptions.
+
+        Args:
+            cores: Cores of the node per rank, possibly a fraction.
+            threads: Threads that this rank runs while it waits, including the waiting one.
+        """
+        if self._observes and cores < threads:
+            self.sleeps = True
+
+    def wait(self, poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T:
+        """Wait for other ranks.
+
+        Args:
+            poll: Returns a true value once the wait is over; makes progress on messages in the meantime.
+            block: Waits, and returns the same value. Called where the rank has the cores to spin.
+            pause: Seconds between polls; 0: chosen here.
+        """
+        if not (pause or self.sleeps):
+            done = block()
+            if self._observes:
+                self._observe(time.monotonic())
+            return done
+        try:
+            return _poll(poll, pause)
+        except BaseException:
+            keep_alive([poll])
+            raise
+
+    def _observe(self, now: float) -> None:
+        """Sleep from now on if other processes have interrupted this one often."""
+        then, before = self._last
+        if now - then < _OBSERVED:
+            return
+        interruptions = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._last = now, interruptions
+        # After a long time without an exchange, nothing is known about its share of the interruptions.
+        if now - then < 4 * _OBSERVED and interruptions - before > _INTERRUPTIONS * (now - then):
+            self.sleeps = True
 
 
 @functools.cache
 def _warn(setting: str) -> None:
-    """Warn once: every bucket makes a choice."""
+    """Warn once: every connection reads the setting."""
     _LOG.warning("%s is %r, but must be auto, spin or sleep: using auto", SETTING, setting)
 
 
 def keep_alive(waits: Iterable[Callable[[], object]]) -> None:
     """Keep the buffers of waits that an exception ended: MPI may still write to them."""
     _abandoned.extend(waits)
-
-
-def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T:
-    """Wait for other ranks; every exchange waits in this function.
-
-    Args:
-        poll: Returns a true value once the wait is over; makes progress on messages in the meantime.
-        block: Waits, and returns the same value. Called where the rank has the cores to spin.
-        pause: Seconds between polls; 0: chosen here.
-    """
-    if not (pause or sleeps):
-        done = block()
-        if _observes:
-            _observe(time.monotonic())
-        return done
-    try:
-        return _poll(poll, pause)
-    except BaseException:
-        keep_alive([poll])
-        raise
-
-
-def _observe(now: float) -> None:
-    """Choose to sleep if other processes have interrupted this one often."""
-    global sleeps, _last
-    then, before = _last
-    if now - then < _OBSERVED:
-        return
-    interruptions = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    _last = now, interruptions
-    # After a long time without an exchange, nothing is known about its share of the interruptions.
-    if now - then < 4 * _OBSERVED and interruptions - before > _INTERRUPTIONS * (now - then):
-        sleeps = True
 
 
 def _poll(poll: Callable[[], T], pause: float) -> T:

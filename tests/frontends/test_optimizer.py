@@ -27,6 +27,7 @@ from training import (
 
 import horovod_sparse as hvs
 from horovod_sparse.costs import accuracy
+from horovod_sparse.frontends import mpi_members
 from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
@@ -352,9 +353,9 @@ def test_the_class_is_the_wrapped_one_and_shows_its_compression(hvd, comm):
 
 @pytest.mark.parametrize(("sleeps", "setting"), [(True, None), (False, None), (True, "1")])
 def test_warns_once_when_oversubscribed(hvd, monkeypatch, caplog, sleeps, setting):
-    monkeypatch.setattr(gradients.waiting, "choose", lambda *_: None)
-    monkeypatch.setattr(gradients.waiting, "sleeps", sleeps)
-    monkeypatch.setattr(gradients.waiting, "_observes", False)  # other processes, which would let it sleep
+    waiting = mpi_members._private_world().waiting
+    monkeypatch.setattr(waiting, "sleeps", sleeps)
+    monkeypatch.setattr(waiting, "_observes", False)  # too few cores or other processes would let it sleep
     monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
     if setting:
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", setting)

@@ -30,7 +30,6 @@ from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import register_momentum_hooks, take_part_in_step
 from horovod_sparse.frontends.optimizers import parameters_in
 from horovod_sparse.frontends.unapplied import begin_backward
-from horovod_sparse.transport import waiting
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -130,7 +129,9 @@ class Gradients(ExchangingGradients):
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
         exchange_before_unscaling()
-        if hvd.rank() == 0 and waiting.sleeps and "HOROVOD_CYCLE_TIME" not in os.environ:
+        assert self._exchange is not None
+        waiting = self._exchange.transport.waiting
+        if hvd.rank() == 0 and waiting is not None and waiting.sleeps and "HOROVOD_CYCLE_TIME" not in os.environ:
             _report_cycle_time()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
