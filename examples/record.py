@@ -78,7 +78,7 @@ class Recorder:
         self._spent, self._in_progress = {}, False
         mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
         average = self._front_end.sum(torch.tensor(mine, dtype=torch.float64), "record") / self._front_end.size
-        mean_loss, seconds, sent, *stages = average.tolist()
+        mean_loss, mean_seconds, sent, *stages = average.tolist()
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
         images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * self._front_end.size
         self._epochs.append(
@@ -88,20 +88,23 @@ class Recorder:
                 "test_loss": test_loss,
                 "test_accuracy": accuracy,
                 "lr": self._optimizer.param_groups[0]["lr"],
-                "samples_per_second": images / seconds,
+                "samples_per_second": images / mean_seconds,
                 "bytes_sent": sent,
                 "bytes_per_step": (sent - before) / self._steps,
                 "ms_per_step": {
-                    "step": 1e3 * seconds / self._steps,
+                    "step": 1e3 * mean_seconds / self._steps,
                     **{stage: 1e3 * time / self._steps for stage, time in zip(STAGES, stages, strict=True)},
                 },
             }
         )
         if self._watch is not None:
-            self._report(self._watch, self._epochs[-1], spent)
+            self._report(self._watch, self._epochs[-1], seconds, spent)
 
-    def _report(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
-        """Write an epoch to the watch. Stage times come from this rank's spans; on a GPU they are device times."""
+    def _report(self, watch: Watch, epoch: dict[str, Any], seconds: float, spent: dict[str, float]) -> None:
+        """Write an epoch to the watch, with the times of this rank: where it waits for another, their mean is shorter.
+
+        Stage times come from spans; on a GPU they are device times.
+        """
         of_exchange = ("select", "agree", "exchange", "apply")
         if hasattr(self._front_end.exchange, "statistics"):
             statistics = self._front_end.exchange.statistics(norms=True)
@@ -117,7 +120,7 @@ class Recorder:
             accuracy=epoch["test_accuracy"],
             lr=epoch["lr"],
             samples_per_second=epoch["samples_per_second"],
-            seconds_step=self._steps * epoch["ms_per_step"]["step"] / 1e3,
+            seconds_step=seconds,
             **{f"seconds_{stage}": spent[stage] for stage in STAGES if stage not in of_exchange and spent[stage]},
         )
 
