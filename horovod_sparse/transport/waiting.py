@@ -36,7 +36,7 @@ _abandoned: list[Callable[[], object]] = []
 
 
 class Waiting:
-    """How a rank waits on one connection. It spins until there is a reason to sleep, and then keeps sleeping.
+    """Choice of how a rank waits: it spins until there is a reason to sleep, and from then on sleeps.
 
     Args:
         environment: Environment variables.
