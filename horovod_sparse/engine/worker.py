@@ -113,7 +113,8 @@ class Worker:
             self._begin()
             bucket.put(key, gradient, hold)
             done = bucket.collected.done
-            self._start()
+            if not bucket.collected.waiting:  # its last gradient: no other one can start anything
+                self._start()
         return done
 
     def leave_out(self, key: str) -> None:
