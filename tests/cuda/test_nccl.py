@@ -11,6 +11,7 @@ import pytest
 import torch
 from devices import on_device, to_host
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 from torch.utils.dlpack import from_dlpack
 
 from horovod_sparse.engine.device import device_of
@@ -20,7 +21,7 @@ from horovod_sparse.transport.torch_distributed import TorchTransport
 @pytest.fixture(scope="module")
 def nccl() -> Iterator[Any]:
     """NCCL's process group as the transport creates it."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield TorchTransport.of([0]).connect()._connect_gpus(0)
     distributed.destroy_process_group()
 

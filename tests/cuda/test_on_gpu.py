@@ -15,9 +15,10 @@ import reference
 import torch
 from devices import on_device, to_host
 from inputs import assert_same_bits, normal
+from torch.utils.dlpack import from_dlpack
 
 from horovod_sparse import metrics
-from horovod_sparse.engine.device import device_of
+from horovod_sparse.engine.device import Device, device_of
 from horovod_sparse.kernels import cuda
 
 N, K = 300_000, 3000
@@ -25,12 +26,12 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def device() -> Any:
+def device() -> Device:
     return device_of(GPU)
 
 
 @pytest.fixture
-def work(device: Any) -> Iterator[None]:
+def work(device: Device) -> Iterator[None]:
     with device.work():
         yield
 
@@ -101,7 +102,7 @@ def test_memory_in_addition_to_the_residual(density: float, work: None) -> None:
     assert torch.cuda.max_memory_allocated(GPU) - before < 0.05 * buffer.nbytes
 
 
-def test_cupy_takes_torchs_memory(device: Any) -> None:
+def test_cupy_takes_torchs_memory(device: Device) -> None:
     before = torch.cuda.memory_allocated(GPU)
     with device.work():
         array = cupy.empty(10_000_000, np.uint8)
@@ -110,7 +111,7 @@ def test_cupy_takes_torchs_memory(device: Any) -> None:
     assert torch.cuda.memory_allocated(GPU) == before
 
 
-def test_memory_returns_from_other_threads_and_from_cycles(device: Any) -> None:
+def test_memory_returns_from_other_threads_and_from_cycles(device: Device) -> None:
     gc.collect()
     before = torch.cuda.memory_allocated(GPU)
     with device.work():
@@ -128,7 +129,7 @@ def test_memory_returns_from_other_threads_and_from_cycles(device: Any) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "beside products"])
-def test_many_selections_have_the_same_bits(device: Any, busy: bool) -> None:
+def test_many_selections_have_the_same_bits(device: Device, busy: bool) -> None:
     """Blocks wait for each other's counts: a missing fence, or blocks that cannot all run, would show up here."""
     n, rounds = 25_600_000, 100 if busy else 200
     generator = torch.Generator(GPU).manual_seed(0)
@@ -138,23 +139,22 @@ def test_many_selections_have_the_same_bits(device: Any, busy: bool) -> None:
     for round_ in range(rounds):
         k = n // 100 + 977 * (round_ % 3)
         ours = buffer.clone()
-        ready = device.mark()
+        ready = device.mark(device.stream())
         if busy:  # torch's stream goes on, while the private one waits for what was marked only
             factor = (factor @ factor).clamp(-1, 1)
         with device.work(after=[ready]):
             indices, values = cuda.select([(0, device.array_of(gradient))], device.array_of(ours), k)
-            sums = [torch.from_dlpack(one.view(np.int32)).sum(dtype=torch.int64) for one in (indices, values)]
+            sums = [from_dlpack(one.view(np.int32)).sum(dtype=torch.int64) for one in (indices, values)]
             sums.append(ours.view(torch.int32).sum(dtype=torch.int64))
             digest = torch.stack(sums)
-            done = device.mark()
-        device.follow(done)
+        device.follow()
         if k in found:
             assert torch.equal(digest, found[k]), round_
         found.setdefault(k, digest)
     assert len(found) == 3
 
 
-def test_host_time_of_an_operation(device: Any, record_property: Callable[[str, object], None]) -> None:
+def test_host_time_of_an_operation(device: Device, record_property: Callable[[str, object], None]) -> None:
     """Microseconds, printed with ``-s`` and kept in a report of JUnit; a step of 150 tensors takes each 150 times."""
     tensor, count = torch.zeros(1000, device=GPU), 1000
     with device.work():
@@ -163,7 +163,7 @@ def test_host_time_of_an_operation(device: Any, record_property: Callable[[str, 
             "array_of": lambda: device.array_of(tensor),
             "empty": lambda: cupy.empty(1000, np.float32),
             "launch": lambda: cuda.accumulate([(0, array)], array),
-            "mark": device.mark,
+            "mark": lambda: device.mark(device.stream()),
         }
         for name, run in operations.items():
             run()
@@ -179,7 +179,7 @@ def test_host_time_of_an_operation(device: Any, record_property: Callable[[str, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> None:
+def test_arrays_share_the_tensors_memory(device: Device, dtype: torch.dtype) -> None:
     tensor = torch.arange(12, dtype=torch.float32).to(dtype).to(GPU).view(3, 4)
     buffer = torch.zeros(12, dtype=torch.float32, device=GPU)
     with device.work(after=[device.mark(device.stream())]):
@@ -188,7 +188,7 @@ def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> Non
     assert torch.equal(buffer.view(3, 4), tensor.float())
 
 
-def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -> None:
+def test_work_comes_after_what_was_marked_and_before_what_follows(device: Device) -> None:
     """A long product on torch's stream, a concurrent sum, a copy on torch's stream: in this order."""
     a = torch.full((4096, 4096), 1 / 4096, device=GPU)
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -
         assert torch.equal(total.clone().view(4096, 4096), product)
 
 
-def test_spans_are_as_long_as_the_device_works_and_wait_for_nothing(device: Any) -> None:
+def test_spans_are_as_long_as_the_device_works_and_wait_for_nothing(device: Device) -> None:
     cycles = 200_000_000  # a tenth of a second
     torch.cuda._sleep(1000)
     metrics.clear()
