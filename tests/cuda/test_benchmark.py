@@ -64,14 +64,14 @@ def test_every_contender_is_measured_and_verified(
     assert any(line.startswith("target merge < 1 ms") for line in lines)
 
 
-@pytest.mark.parametrize("benchmark", [selection, steps])
+@pytest.mark.parametrize("program", [selection, steps])
 def test_results_name_the_device_and_its_software(
-    benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     saved = tmp_path / "results.jsonl"
     arguments = f"--device cuda --sizes 20K --densities 0.01 --turns 1 --output {saved}"
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments.split()])
-    assert benchmark.main() == 0
+    assert program.main() == 0
     machine = json.loads(saved.read_text().splitlines()[0])["machine"]
     assert {"gpu", "driver", "cuda", "cupy", "torch"} <= set(machine)
 
