@@ -43,6 +43,16 @@ def test_every_step_reports_its_outcome(part: None, tmp_path: Path, capsys: pyte
     assert "a card" in capsys.readouterr().out
 
 
+def test_missing_packages_are_named_first(
+    part: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hour.main(["check", "--output", str(tmp_path), "--only", "passes"])
+    assert "not installed" not in capsys.readouterr().out
+    monkeypatch.setattr(hour, "NEEDED", ("json", "no_such_package", "another"))
+    hour.main(["check", "--output", str(tmp_path), "--only", "passes"])
+    assert capsys.readouterr().out.splitlines()[0].endswith("not installed: no_such_package, another")
+
+
 def test_chosen_steps_run_alone(part: None, tmp_path: Path) -> None:
     assert hour.main(["check", "--output", str(tmp_path), "--only", "passes"]) == 0
     assert [path.name for path in tmp_path.glob("*.log")] == ["passes.log"]

