@@ -10,6 +10,7 @@ import launch
 import pytest
 
 import horovod_sparse as hvs
+from benchmarks.convergence import worker
 from benchmarks.convergence.__main__ import main
 from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.results import Results
@@ -116,6 +117,13 @@ def test_missing_runs_are_trained_and_reported(tmp_path, monkeypatch):
     assert [(record["run"], record.get("ranks")) for record in records] == [("dense", 2), ("topka", 2)]
     assert "| topka | `topka:density=0.01` |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_run_starts_after_the_minutes_that_were_asked_for(tmp_path, capsys):
+    options = build_parser().parse_args(["--output", str(tmp_path), "--minutes", "0"])
+    digits = [Job("digits", RUNS[DENSE], seed=seed) for seed in (0, 1)]
+    worker.train_all(options, digits, lambda *_: pytest.fail("a run has started"), lambda value: value, first=True)
+    assert capsys.readouterr().out == "2 runs are left for the next invocation\n"
 
 
 @pytest.mark.nightly

@@ -53,6 +53,15 @@ def test_every_threshold_of_the_bisection_can_be_found(exponent):
     assert 90 <= len(taken(gradient, 90)) < 180
 
 
+@pytest.mark.parametrize(("k", "found"), [(10, 12), (12, 12), (13, 25), (25, 25)])
+def test_the_search_ends_from_k_to_below_2k_entries(k, found):
+    gradient = np.zeros(1000, np.float32)
+    gradient[:25] = 4.5  # r = 1/2, the first that is tried, is at 4.1
+    gradient[:12] = 6.5  # r = 3/4, the next, is at 6.0
+    gradient[0] = 8
+    assert len(taken(gradient, k)) == found
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_equal_magnitudes_are_selected_although_their_mean_is_rounded(dtype):
     for size in range(2, 100):
