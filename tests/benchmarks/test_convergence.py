@@ -121,7 +121,7 @@ def test_missing_runs_are_trained_and_reported(tmp_path, monkeypatch):
 
 def test_no_run_starts_after_the_minutes_that_were_asked_for(tmp_path, capsys):
     options = build_parser().parse_args(["--output", str(tmp_path), "--minutes", "0"])
-    digits = [Job("digits", RUNS[DENSE], seed=seed) for seed in (0, 1)]
+    digits = [Job("digits", RUNS[DENSE], seed=seed, steps=1) for seed in (0, 1)]
     worker.train_all(options, digits, lambda *_: pytest.fail("a run has started"), lambda value: value, first=True)
     assert capsys.readouterr().out == "2 runs are left for the next invocation\n"
 
