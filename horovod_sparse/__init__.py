@@ -70,4 +70,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "horovod":
+            raise
+        raise ModuleNotFoundError(
+            f"hvs.{name} needs Horovod, which is not installed: use hvs.ddp or hvs.fsdp, or install Horovod as in "
+            "docs/install.md",
+            name=error.name,
+        ) from error
+    return getattr(module, name)

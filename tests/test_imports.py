@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import launch
@@ -136,3 +137,17 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
 def test_unneeded_packages_are_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        ("horovod_sparse.DistributedOptimizer", "hvs.DistributedOptimizer needs Horovod.*: use hvs.ddp or hvs.fsdp"),
+        ("horovod_sparse.parse('none')", "Compression.none is Horovod's own.*: choose 'dense'"),
+    ],
+)
+def test_without_horovod_what_needs_it_names_a_remedy(statement, remedy):
+    code = f"import sys; sys.modules['horovod'] = None; import horovod_sparse; {statement}"
+    ended = launch.python("-c", code)
+    assert ended.returncode == 1
+    assert re.search(f"ModuleNotFoundError: {remedy}", ended.stderr)

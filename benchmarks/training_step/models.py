@@ -39,13 +39,15 @@ class Workload:
 
     def _images(self, name: str, batch: int, length: int) -> Callable[[], Tensor]:
         del length
-        self.model = build(name, 3, 32, 10).to(self._device)
+        with self._device:  # initial values take seconds on the CPU
+            self.model = build(name, 3, 32, 10)
         images = torch.randn(batch, 3, 32, 32, device=self._device)
         labels = torch.randint(10, (batch,), device=self._device)
         return lambda: F.cross_entropy(self.model(images), labels)
 
     def _language(self, name: str, batch: int, length: int) -> Callable[[], Tensor]:
-        model = importlib.import_module("benchmarks.gpt2.model").build(name).to(self._device)
+        with self._device:
+            model = importlib.import_module("benchmarks.gpt2.model").build(name)
         size = (batch, min(length, model.shape.context) + 1)
         tokens = torch.randint(model.shape.vocabulary, size, device=self._device)
         self.model = model

@@ -32,8 +32,14 @@ class _OfHorovod:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        from horovod.torch.compression import Compression as OfHorovod
-
+        try:
+            from horovod.torch.compression import Compression as OfHorovod
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"Compression.{self._name} is Horovod's own, and Horovod is not installed: choose 'dense', or install "
+                "it as in docs/install.md",
+                name=error.name,
+            ) from error
         return getattr(OfHorovod, self._name)
 
 

@@ -264,7 +264,7 @@ class Bucket:
             buffers: An optimizer's buffers that belong to the state, by the keys of the gradients of all buckets.
         """
         own = {part.key: buffers[part.key].detach() for part in self.parts if part.key in buffers}
-        with self.device.work():
+        with self.work():  # after the optimizer's step, which writes the buffers
             # In the precision in which gradients are exchanged.
             fitting = {key: one.to(real_dtype(one.dtype)).contiguous() for key, one in own.items()}
             arrays = {"buffers": {key: self.device.array_of(one) for key, one in fitting.items()}} if own else {}

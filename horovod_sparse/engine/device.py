@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
+import threading
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -64,14 +64,24 @@ class Device:
         """Order the work that this thread submits from now on after all that was submitted inside of ``work``."""
 
 
-@functools.cache
+_devices: dict[torch.device, Device] = {}
+_creating = threading.Lock()  # two streams for a device would not be ordered
+
+
 def device_of(device: torch.device) -> Device:
-    """Return the device for a torch device; always the same object.
+    """Return the device for a torch device; always the same object, on all threads.
 
     Raises:
         ImportError: The device needs CuPy, which cannot be imported.
         ValueError: There are no kernels for this kind of device.
     """
+    with _creating:
+        if device not in _devices:
+            _devices[device] = _new(device)
+        return _devices[device]
+
+
+def _new(device: torch.device) -> Device:
     if device.type == "cpu":
         return Device()
     if device.type == "cuda":

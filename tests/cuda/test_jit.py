@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 import pytest
 import torch
-from devices import EmulatedDevice, emulated, on_device
+from devices import EmulatedDevice, on_device
 from jit_kernels import Variant, compiled
 from laws import everywhere
 
@@ -38,9 +38,6 @@ MORE = [
 ]
 # The smallest magnitude of a selection, at steps that renew the threshold.
 FEW = {"oktopk:density=0.05": {"absolute", "min"}}
-
-# Counted by the emulation, whose arrays have Python's methods.
-pytestmark = [pytest.mark.skipif(not emulated(), reason="only emulated arrays are watched")]
 
 
 @contextmanager

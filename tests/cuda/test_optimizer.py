@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -106,11 +107,15 @@ def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any,
 def test_the_state_moves_between_devices(
     hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
-    """The state holds CPU tensors, which load on either device."""
+    """The state holds CPU tensors, which load on either device, and waits for the step that changes the velocity."""
     _, ours = train(device, 3, dense_below=0, memory=memory)
     assert everywhere(comm, len(ours.state_dict()["state"]) == 4)
+    buckets = ours._exchange.worker.buckets
+    calls = buckets[0].device.calls if emulated() and buckets else Counter[str]()
+    calls.clear()
     state = ours.compression_state_dict()
     if emulated():
+        assert everywhere(comm, calls["wait"] == len(buckets))
         monkeypatch.undo()
     _, other = train(torch.device("cpu"), 0, dense_below=0, memory=memory)
     other.load_compression_state_dict(state)

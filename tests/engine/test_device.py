@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -33,6 +36,19 @@ def test_an_array_shares_the_tensors_memory(dtype, expected, sent):
 
 def test_a_device_is_one_object():
     assert device_of(torch.device("cpu")) is device_of(torch.device("cpu"))
+
+
+def test_threads_that_ask_at_the_same_time_get_one_device(monkeypatch):
+    """As ranks that are threads do: the streams of two devices would not be ordered."""
+
+    class Slow:
+        def __init__(self, _):
+            time.sleep(0.05)
+
+    monkeypatch.setitem(sys.modules, "horovod_sparse.engine.cuda", SimpleNamespace(CudaDevice=Slow))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(device_of, [torch.device("cuda", 77)] * 4))
+    assert len(set(found)) == 1
 
 
 def test_a_device_without_kernels_is_refused():

@@ -199,7 +199,6 @@ def numbers() -> Iterator[Case]:
         ("thresholds", F32, "thresholds: dtype float32 is not float64"),
         ("thresholds", np.ones((2, 2)), "thresholds: expected one dimension, not 2"),
         ("thresholds", [1.0], "thresholds: expected a NumPy array"),
-        ("thresholds", on_device(ONE), "thresholds: expected a NumPy array"),
         ("block", 0, "block must be 1 or more, not 0"),
         ("stride", 0, "stride must be 1 or more, not 0"),
         ("start", -1, "start must be 0 or more and below the stride, 3, not -1"),
@@ -215,6 +214,7 @@ def numbers() -> Iterator[Case]:
         ("prefix", -1, "prefix must have at most 31 bits, but is -1"),
     ):
         yield both(parameter, constant(wrong), message)
+    yield both("thresholds", lambda _: on_device(ONE), "thresholds: expected a NumPy array")
     for shift in (-1, 21):
         message = f"shift must be 0 .. 20 for 11 of 31 bits, not {shift}"
         yield both("shift", constant(shift), message, {"count_magnitudes"})

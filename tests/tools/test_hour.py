@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -64,6 +67,21 @@ def test_without_a_gpu_steps_are_rehearsed(part: None, monkeypatch: pytest.Monke
     assert hour.main(["check", "--output", str(tmp_path)]) == 0
     steps = json.loads((tmp_path / "check.json").read_text())["steps"]
     assert [step["outcome"] for step in steps] == ["needs a GPU", "passed"]
+
+
+def test_all_tests_of_the_device_are_collected_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    """With CuPy itself and a driver that only counts devices, so that nothing may use one before a test runs."""
+    driver = tmp_path / "driver.c"
+    driver.write_text("int cuInit(unsigned flags) { return 0; }\nint cuDeviceGetCount(int* n) { *n = 1; return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", driver], check=True, timeout=60)
+    folders = sorted({word for step in STEPS for word in step.command.split() if re.fullmatch(r"tests/\w+", word)})
+    assert "tests/cuda" in folders
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *folders]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    collected = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert collected.returncode == 0, collected.stdout
+    for file in ("on_gpu", "nccl", "every_kernel", "worker", "front_ends"):
+        assert f"tests/cuda/test_{file}.py::" in collected.stdout
 
 
 @pytest.mark.parametrize("name", PARTS)

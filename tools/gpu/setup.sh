@@ -16,7 +16,7 @@ _gpu_setup() {
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --no-warn-script-location \
       --ignore-installed --prefix "$prefix" .gpu/wheels/*.whl && touch "$prefix/installed" || return 1
   fi
-  mkdir -p "$prefix/kernels" && cp -rn .gpu/kernels/. "$prefix/kernels/" && cp .gpu/_cpu.*.so horovod_sparse/kernels/ || return 1
+  mkdir -p "$prefix/kernels" && cp -ru .gpu/kernels/. "$prefix/kernels/" && cp .gpu/_cpu.*.so horovod_sparse/kernels/ || return 1
 
   # Debian's Python puts a folder "local" in between.
   mpirun=$(find "$prefix" -path '*/bin/mpirun' -print -quit)
