@@ -26,7 +26,7 @@ def own_state(
     settings = {} if copy is None else {"copy": copy}
     return {
         "compression": None if exchange is None else exchange.state_dict(**settings),
-        "generators": generators(),
+        "generators": generators(model),
         "buffers": buffers(model, model.state_dict()),
         "data": data,
     }

@@ -157,7 +157,7 @@ def restore(
         if sparse:
             exchange.load_state_dict(state)  # last: with local steps, it overwrites parts of the rest
         if own:
-            set_generators(own[0]["generators"])
+            set_generators(own[0]["generators"], model)
     if transport.rank == 0:
         for note in notes:
             _LOG.warning("step %d was loaded, but %s", manifest.step, note)

@@ -17,8 +17,8 @@ _LONGEST = 255  # bytes of the longest integer that torch.load reads with weight
 _DEEPEST = 100  # levels of nested containers; Python's pickle recurses several times for each
 
 
-def generators() -> dict[str, Any]:
-    """Return the states of this rank's global generators: Python, NumPy, torch, and torch on the CUDA device."""
+def generators(model: nn.Module) -> dict[str, Any]:
+    """Return the states of this rank's global generators: Python, NumPy, torch, and torch on the model's GPU."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002 - scripts use it
     assert isinstance(numpy, dict)
     key = numpy["state"]["key"].astype(np.int64)  # torch supports uint32 only since 2.3
@@ -26,11 +26,11 @@ def generators() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(key)}},
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": torch.cuda.get_rng_state(_gpu_of(model)) if torch.cuda.is_available() else None,
     }
 
 
-def set_generators(state: dict[str, Any]) -> None:
+def set_generators(state: dict[str, Any], model: nn.Module) -> None:
     """Restore the states returned by ``generators``."""
     random.setstate(state["python"])
     numpy = state["numpy"]
@@ -38,7 +38,12 @@ def set_generators(state: dict[str, Any]) -> None:
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"], _gpu_of(model))
+
+
+def _gpu_of(model: nn.Module) -> torch.device | str:
+    """Return the GPU of a model's first parameter on one; "cuda", the current one, if there is none."""
+    return next((p.device for p in model.parameters() if p.is_cuda), "cuda")
 
 
 def buffers(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:

@@ -273,11 +273,11 @@ class Bucket:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned."""
-        with self.device.work():
+        with self.work():
             self.pipeline.load_state_dict(to_arrays(state))
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size, as ``Pipeline.merge``."""
-        with self.device.work():
+        with self.work():
             merged, notes = self.pipeline.merge([to_arrays(state) for state in states], to_arrays(leader))
             return {"parameters": self.layout.keys, **to_tensors(merged)}, notes

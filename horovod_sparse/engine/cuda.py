@@ -60,6 +60,9 @@ class CudaDevice(Device):
     def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
         """Make the private stream the current one of torch and CuPy, and torch's allocator that of CuPy."""
         with (
+            # CuPy's context returns to the device before, and would create a context of CUDA's on GPU 0 in threads
+            # that have chosen none; torch's does not.
+            torch.cuda.device(self._device),
             cupy.cuda.Device(self._device.index),
             torch.cuda.stream(self._stream),
             self._cupy_stream,

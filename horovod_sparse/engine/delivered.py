@@ -51,6 +51,14 @@ class Delivered:
         """Some entries of what the last exchange has delivered for the bucket; None if that was no selection."""
         return self._pipeline.sample
 
+    @property
+    def is_zero(self) -> bool:
+        """True if there is a ``sample`` that holds nothing but zeros."""
+        if self.sample is None:
+            return False
+        with self._bucket.work():
+            return not self.sample.values.any()
+
     def ratio(self, gradient_of: Callable[[str], torch.Tensor | None]) -> float | None:
         """Return what the largest of ``sample`` was multiplied by since it was delivered; None if that is not known.
 

@@ -114,14 +114,14 @@ class MomentumHooks(ABC):
         gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
-                gradient.div_(scale)
+                gradient.div_(scale.to(gradient.device))
         if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
             self._report_norms(optimizer)
             clip(gradients, lambda norm: self.options.clip(total_norm(norm, given), 1))
         self._apply(optimizer)
         if scale is not None:
             for gradient in gradients:
-                gradient.mul_(scale)
+                gradient.mul_(scale.to(gradient.device))
 
     def _report_norms(self, optimizer: torch.optim.Optimizer) -> None:
         together = [exchange.optimizers for exchange in self.exchanges]

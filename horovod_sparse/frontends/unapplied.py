@@ -90,8 +90,7 @@ def _holds_result(parameters: Mapping[torch.Tensor, Delivered], factor: float | 
     """
     gradients, delivered = [p.grad for p in parameters], next(iter(parameters.values()))
     if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
-        sample = delivered.sample  # if these are zeros, they look like cleared gradients
-        return None not in gradients and sample is not None and not sample.values.any()
+        return None not in gradients and delivered.is_zero  # then they look like cleared gradients
     scale = None if factor is None else factor_of(parameters, factor)
     if None in gradients or (scale is not None and abs(scale - 1) > 1e-2):
         raise RuntimeError(

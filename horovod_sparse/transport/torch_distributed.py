@@ -13,6 +13,7 @@ import pickle
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path as File
@@ -38,17 +39,29 @@ from horovod_sparse.transport.traffic import RING_BYTES
 _LENGTH, _MESSAGE, _PART = 1, 2, 3
 
 
+class _Family:
+    """Connections that were derived from one, whose collectives all ranks call in the same order."""
+
+
+# Those whose collectives run on NCCL: one at most. All exchanges of a process use one stream, in which collectives of
+# two of them could be in another order on each rank, and NCCL would wait forever.
+_on_nccl: weakref.WeakSet[_Family] = weakref.WeakSet()
+_choosing = threading.Lock()
+
+
 class _Connection:
     """Connections among some ranks of the job, in which messages are matched; shared by the channels of a transport.
 
     Args:
         members: World ranks of the members.
         name: Name that no other connection of any of these ranks has.
+        family: Family of the connection that this one is derived from; None: a new one.
     """
 
-    def __init__(self, members: Sequence[int], name: str) -> None:
+    def __init__(self, members: Sequence[int], name: str, family: _Family | None = None) -> None:
         self.members = list(members)
         self.name = name
+        self.family = family or _Family()
         self.rank = self.members.index(job().rank)
         self.to_itself = queue.SimpleQueue[Array]()
         self.parts = 0  # number of times that parts were derived
@@ -66,7 +79,7 @@ class _Connection:
     def part(self, ranks: Sequence[int], name: str = "") -> TorchTransport:
         """Return a connected transport of some members, given by their ranks here, each with the same name."""
         members = [self.members[rank] for rank in ranks]
-        return TorchTransport(_Connection(members, f"{self.name}.{self.parts}{name}")).connect()
+        return TorchTransport(_Connection(members, f"{self.name}.{self.parts}{name}", self.family)).connect()
 
 
 class TorchTransport(Transport):
@@ -262,10 +275,17 @@ class TorchTransport(Transport):
         return None if isinstance(like, np.ndarray) else self.keep("nccl", lambda: self._connect_gpus(like.device.id))
 
     def _connect_gpus(self, device: int) -> Any:
-        """Return a process group of NCCL; None if a rank has none, or shares its GPU, which NCCL refuses."""
-        usable = distributed.is_nccl_available() and torch.cuda.is_available() and os.environ.get(VARIABLE) != "0"
+        """Return a process group of NCCL; None if a rank has none, uses another, or shares its GPU."""
+        family, usable = self._connection.family, distributed.is_nccl_available() and torch.cuda.is_available()
+        with _choosing:
+            usable = usable and os.environ.get(VARIABLE) != "0" and not set(_on_nccl) - {family}
+            before = family in _on_nccl
+            if usable:
+                _on_nccl.add(family)
         gpus = self.allgather_object(str(torch.cuda.get_device_properties(device).uuid) if usable else None)
         if None in gpus or len(set(gpus)) < self.size:
+            if not before:
+                _on_nccl.discard(family)
             return None
         store, kind = job().store(f"{self._connection.name}/nccl"), distributed.ProcessGroupNCCL
         options = kind.Options()

@@ -86,11 +86,19 @@ def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, mo
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch_distributed.torch.cuda, "is_available", lambda: not (without and rank == size - 1))
     monkeypatch.setattr(distributed, "ProcessGroupNCCL", kind, raising=False)
-    found = torch_transport.duplicate()._connect_gpus(0)
+    connection = torch_transport.duplicate()
+    found = connection._connect_gpus(0)
     assert everywhere(torch_transport, (found is None) == (without or (shared and size > 1)))
     # The watch has the time limits: as Gloo, NCCL has none that anybody lives to see.
     assert everywhere(torch_transport, all(options._timeout.days == 365 for *_, options in made))
     assert len(made) == (found is not None)
+    # A part of the connection may use it, too, but no connection that another exchange calls at the same time.
+    assert everywhere(torch_transport, (connection.duplicate()._connect_gpus(0) is None) == (found is None))
+    other = TorchTransport.of(range(size)).connect()
+    assert everywhere(torch_transport, other._connect_gpus(0) is None or found is None)
+    torch_distributed._on_nccl.clear()
+    assert everywhere(torch_transport, (other._connect_gpus(0) is None) == (found is None))
+    torch_distributed._on_nccl.clear()
     monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "0" if rank == 0 else "auto")
     assert everywhere(torch_transport, torch_transport.duplicate()._connect_gpus(0) is None)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
@@ -150,13 +151,16 @@ class ReplicaExchange(ModelExchange):
                 anywhere = bool(count)
         return anywhere
 
-    def _submit_reduced(self, name: str, p: torch.Tensor) -> None:
+    def _submit_reduced(self, name: str, p: DTensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
         if name in self._reduced:
             raise reduced_twice(f"the gradient of {name}")
         self._reduced.add(name)
         assert p.grad is not None
-        self._submit(name, shard_of(p.grad))
+        shard = shard_of(p.grad)
+        if p.device_mesh.device_type == "cuda" and not shard.is_cuda:
+            torch.cuda.current_stream().synchronize()  # on which FSDP copies it to the host, pinned, without waiting
+        self._submit(name, shard)
 
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
         if key in self._exchange.worker:  # else this rank holds no element of the parameter

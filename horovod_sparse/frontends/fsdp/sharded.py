@@ -254,6 +254,8 @@ class ShardedExchange(ModelExchange):
         for name, source in sources.items():
             parameter = unit.parameters[name]
             if parameter.small:
+                if rows.is_cuda:  # FSDP frees them when it has reduced other parameters
+                    rows.record_stream(torch.cuda.current_stream())
                 own = rows[:, source : source + parameter.width]
                 self._submit_small(parameter, own.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
             else:

@@ -195,14 +195,18 @@ class Fragment:
         except Exception:
             self.transfer = None
             raise
-        for device in {device_of(p.device) for p in self.names}:
-            device.follow()
+        finally:
+            for device in {device_of(p.device) for p in self.names}:
+                device.follow()
         for p in transfer.moving:
             if p not in self.apart:
                 self.save(p)
             if p not in transfer.starts:  # not trained here when it began
                 transfer.starts[p] = self._base_of(p).clone()
         self._step(transfer.differences, transfer.moving)
+        for difference in transfer.differences.values():
+            if difference.is_cuda:  # the other stream may have made it, for a parameter that is frozen here
+                difference.record_stream(torch.cuda.current_stream(difference.device))
         transfer.differences = transfer.outcome = None
 
     @torch.no_grad()
