@@ -300,7 +300,7 @@ def _configuration(compression: Any) -> Sparse:
 
 
 def _device(array: Any) -> str:
-    """Return the device of an array; raise TypeError unless it is a plain array."""
+    """Return the device of an array; raise an error unless it is a plain array on the host or the current GPU."""
     try:
         kernels_for(array)
     except TypeError as error:
@@ -312,7 +312,15 @@ def _device(array: Any) -> str:
             f"expected a plain NumPy array, not {type(array).__module__}.{type(array).__name__}, whose meaning would "
             "get lost: pass np.asarray(array), or array.filled(0) for a masked array"
         )
-    return "cpu" if isinstance(array, np.ndarray) else f"cuda {array.device.id}"
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    here: Any = np.empty(0, np.uint8, like=array)
+    gpu, current = array.device.id, here.device.id
+    if gpu != current:
+        raise ValueError(
+            f"the array is on GPU {gpu}, but the current one is GPU {current}: make the call in `with array.device`"
+        )
+    return f"cuda {gpu}"
 
 
 def _conversion(array: Array) -> str:

@@ -1,4 +1,4 @@
-"""The current GPU of background threads, which begin with GPU 0."""
+"""The current GPU: that of background threads, which begin with GPU 0, and that of arrays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import cupy
+import numpy as np
 import pytest
 import torch
+from devices import on_device
+from mpi4py import MPI
 
+import horovod_sparse as hvs
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Conditions
@@ -47,3 +52,14 @@ def test_exchanges_run_with_the_gpu_of_the_buckets(
         assert done.result() is None
         assert worker.step.error is None
     assert seen == [[expected]] * len(devices)
+
+
+def test_arrays_on_another_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would get addresses of another GPU's memory."""
+    average = hvs.SparseAllreduce(4, "topka:density=0.5", MPI.COMM_SELF)
+    array, other = on_device(np.ones(4, np.float32)), on_device(np.ones(4, np.float32))
+    gpus = property(lambda one: SimpleNamespace(id=int(one is other)))
+    monkeypatch.setattr(cupy.ndarray, "device", gpus)
+    with pytest.raises(ValueError, match=r"on GPU 1, but the current one is GPU 0: make the call in"):
+        average(other)
+    assert average(array).size == 4
