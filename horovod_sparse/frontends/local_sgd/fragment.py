@@ -13,7 +13,7 @@ import torch
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
-from horovod_sparse.engine.device import device_of
+from horovod_sparse.engine.device import Mark, device_of
 from horovod_sparse.frontends.local_sgd.differences import CALL, Differences, Outcome, Values, digest_of
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.frontends.local_sgd.schedule import Schedule
@@ -71,6 +71,7 @@ class Fragment:
         self.apart: set[torch.Tensor] = set()
         self.stepped = False
         self.transfer: Transfer | None = None
+        self._saved: dict[torch.Tensor, Mark] = {}  # when the common parameters were
         self._outer = outer
         self._schedule = schedule
         self._thread = process.background("horovod_sparse_transfer", CALL)
@@ -99,6 +100,8 @@ class Fragment:
         """Take a parameter's values as the common ones, from which ranks now move apart."""
         values = shard_of(p.detach())
         self.common[p] = self.common[p].copy_(values) if p in self.common else values.clone()
+        device = device_of(p.device)
+        self._saved[p] = device.mark(device.stream())
         self.base.pop(p, None)
         self.apart.add(p)
 
@@ -179,8 +182,11 @@ class Fragment:
     def _digest_at_start(self, p: torch.Tensor) -> str:
         """Return the digest of a parameter's common values, before the outer step; during local steps, too."""
         digest = "" if p in self.apart else digest_of(shard_of(p.detach()))
+        if p not in self.apart:
+            return digest
         # A step that has moved the parameter meanwhile has saved it before.
-        return digest_of(self.common[p]) if p in self.apart else digest
+        with device_of(p.device).work(after=[self._saved[p]] if p in self._saved else ()):
+            return digest_of(self.common[p])
 
     @torch.no_grad()
     def settle(self) -> None:
