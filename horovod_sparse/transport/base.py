@@ -464,6 +464,9 @@ class Transport(ABC):
     def members(self) -> list[int]:
         """World ranks of the group's members, by rank in the group."""
 
+    def avoid_nccl(self) -> None:  # noqa: B027 - most transports have no NCCL
+        """Let device arrays go through the host where they would go over NCCL, for a script that uses it meanwhile."""
+
     def mailboxes(self) -> Transport:
         """Return a transport of the same mailboxes that keeps no connection open, where ``post`` needs none."""
         return self

@@ -40,7 +40,13 @@ _LENGTH, _MESSAGE, _PART = 1, 2, 3
 
 
 class _Family:
-    """Connections that were derived from one, whose collectives all ranks call in the same order."""
+    """Connections that were derived from one, whose collectives all ranks call in the same order.
+
+    Attributes:
+        on_host: Whether they do not use NCCL in any case.
+    """
+
+    on_host = False
 
 
 # Those whose collectives run on NCCL: one at most. All exchanges of a process use one stream, in which collectives of
@@ -278,7 +284,8 @@ class TorchTransport(Transport):
         """Return a process group of NCCL; None if a rank has none, uses another, or shares its GPU."""
         family, usable = self._connection.family, distributed.is_nccl_available() and torch.cuda.is_available()
         with _choosing:
-            usable = usable and os.environ.get(VARIABLE) != "0" and not set(_on_nccl) - {family}
+            usable = usable and os.environ.get(VARIABLE) != "0"
+            usable = usable and not family.on_host and not set(_on_nccl) - {family}
             before = family in _on_nccl
             if usable:
                 _on_nccl.add(family)
@@ -325,6 +332,10 @@ class TorchTransport(Transport):
     def members(self) -> list[int]:
         """World ranks of the group's members, by rank in the group."""
         return self._connection.members
+
+    def avoid_nccl(self) -> None:
+        """Let device arrays go through the host, also over connections that are derived from this one."""
+        self._connection.family.on_host = True
 
     def mailboxes(self) -> TorchTransport:
         """Return a transport of the same mailboxes that is not connected."""

@@ -99,6 +99,8 @@ def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, mo
     torch_distributed._on_nccl.clear()
     assert everywhere(torch_transport, (other._connect_gpus(0) is None) == (found is None))
     torch_distributed._on_nccl.clear()
+    other.avoid_nccl()
+    assert everywhere(torch_transport, other.duplicate()._connect_gpus(0) is None)
     monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "0" if rank == 0 else "auto")
     assert everywhere(torch_transport, torch_transport.duplicate()._connect_gpus(0) is None)
 

@@ -54,6 +54,7 @@ class ReplicaExchange(ModelExchange):
         self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
+        transport.avoid_nccl()  # over which FSDP gathers and reduces while the exchange runs
         with process.communicating("sparse_all_reduce()", transport):
             agree_on(transport, lambda: self._facts(model, group, options))
         self._shard_transport = self._transport_of_shards()

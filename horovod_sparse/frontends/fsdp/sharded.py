@@ -105,6 +105,7 @@ class ShardedExchange(ModelExchange):
         group = require_scattered(model, self.call).get_group()
         transport = transport_of(group)
         assert transport is not None
+        transport.avoid_nccl()  # over which FSDP gathers and reduces while the exchange runs
         with process.communicating(f"{self.call}()", transport):
             agree_on(transport, lambda: self._facts(model, options))
             nodes = nodes_for(compression, transport)
