@@ -6,6 +6,7 @@ import io
 import os
 import random
 from collections import Counter, OrderedDict, namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,20 @@ def test_random_generators_resume():
     reseed(6)
     set_generators(state, nn.Linear(1, 1))
     assert draw() == expected
+
+
+@pytest.mark.parametrize(("devices", "expected"), [([], "cuda"), (["cpu"], "cuda"), (["cpu", "cuda:3"], "cuda:3")])
+def test_the_generator_of_the_models_gpu_resumes(monkeypatch, devices, expected):
+    """Also where the script has left GPU 0 the current one."""
+    states, asked = {}, []
+    parameters = [SimpleNamespace(is_cuda=one != "cpu", device=one) for one in devices]
+    model = SimpleNamespace(parameters=lambda: parameters)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device) or torch.ones(3))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state.tolist()}))
+    set_generators(reloaded(generators(model)), model)
+    assert asked == [expected]
+    assert states == {expected: [1, 1, 1]}
 
 
 def test_buffers_are_distinguished_from_parameters():
