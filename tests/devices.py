@@ -146,8 +146,10 @@ class EmulatedDevice:
         self.calls["work"] += 1
         self.calls["wait"] += len(marks)
         self._thread.depth = self.inside + 1
-        yield
-        self._thread.depth = self.inside - 1
+        try:
+            yield
+        finally:
+            self._thread.depth = self.inside - 1
 
     def stream(self) -> str:
         self.calls["stream"] += 1

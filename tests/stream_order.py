@@ -6,7 +6,9 @@ reads and writes on which stream. An access must come after the last conflicting
 ``work`` waits for, by ``follow``, or because the host has waited for that stream. The same is true of memory that is
 freed, which the stream that has allocated it may use again at once.
 
-Only torch's operations tell reading from writing; an array that CuPy or a kernel uses counts as written.
+Only torch's operations tell reading from writing; an array that CuPy or a kernel uses counts as written, a tensor that
+torch.distributed sends as read. All of the script's streams are one here, also those of FSDP. What Horovod does is not
+seen, nor what threads do outside of ``work``.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import traceback
 import weakref
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -29,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CALLER, SIDE = 0, 1  # streams
-_BLOCK = 64  # bytes, the alignment of torch's memory on the CPU
+_BLOCK = 4  # bytes; parts of a storage may belong to different gradients
 
 # Numbers of operations of each stream that come before.
 Clock = tuple[int, int]
@@ -50,10 +53,19 @@ class Mark(NamedTuple):
 class Memory:
     """Memory of one allocation, with the numbers of the last operations of each stream that have used its blocks."""
 
-    def __init__(self, begin: int, length: int, stream: int, what: str) -> None:
+    def __init__(self, owner: Any, begin: int, length: int, stream: int, what: str) -> None:
+        self.owner = weakref.ref(owner)
         self.begin, self.stream, self.what = begin, stream, what
         self.end = begin + length
         self.used, self.written = np.zeros((2, 2, -(-length // _BLOCK)), np.int64)
+
+    @property
+    def lives(self) -> bool:
+        """False once the memory was freed; FSDP keeps storages whose memory it frees."""
+        owner = self.owner()
+        if isinstance(owner, torch.UntypedStorage):
+            return owner.data_ptr() == self.begin and owner.nbytes() >= self.end - self.begin
+        return owner is not None
 
     def blocks(self, begin: int, length: int) -> slice:
         """Return the blocks of a part."""
@@ -64,12 +76,15 @@ class StreamOrder(EmulatedDevice):
     """Device that finds accesses without an order.
 
     Attributes:
-        races: Descriptions of what was found.
+        known: Number of accesses to memory that is known.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.races: list[str] = []
+        self.known = 0
+        self._races: list[str] = []
+        # Freed memory, with what its stream came after then, and what any thread had waited for.
+        self._dead: deque[tuple[Memory, Clock, Clock]] = deque()
         self._lock = threading.RLock()
         self._streams: list[Clock] = [(0, 0), (0, 0)]
         self._seen_by_any: Clock = (0, 0)
@@ -81,6 +96,13 @@ class StreamOrder(EmulatedDevice):
     def operations(self) -> Clock:
         """Numbers of operations of each stream."""
         return self._streams[CALLER][CALLER], self._streams[SIDE][SIDE]
+
+    @property
+    def races(self) -> list[str]:
+        """Descriptions of what was found."""
+        with self._lock:
+            self._bury()
+        return self._races
 
     # --- the order ---
 
@@ -136,6 +158,7 @@ class StreamOrder(EmulatedDevice):
     def access(self, reads: Iterable[Span], writes: Iterable[Span], what: str) -> None:
         """Note an operation on the current stream, with the memory that it reads and writes."""
         with self._lock:
+            self._bury()
             stream, other = self._current, 1 - self._current
             before = latest(self._streams[stream], self._seen)
             number = before[stream] + 1
@@ -145,6 +168,7 @@ class StreamOrder(EmulatedDevice):
                     memory = self._memory_at(begin, length)
                     if memory is None:
                         continue
+                    self.known += 1
                     part = memory.blocks(begin, length)
                     conflicting = memory.used if does == "writes" else memory.written
                     if conflicting[other, part].max(initial=0) > before[other]:
@@ -163,34 +187,48 @@ class StreamOrder(EmulatedDevice):
     def allocated(self, owner: Any, begin: int, length: int, what: str) -> None:
         """Note new memory; it is freed when its owner is."""
         with self._lock:
-            # Memory that was freed on another thread, which has not called ``_freed`` yet, is new as well.
-            first = bisect_right(self._begins, begin) - 1
-            last = bisect_left(self._begins, begin + length)
-            for old in self._begins[max(first, 0) : last]:
-                if self._memory[old].end > begin:
-                    self._forget(old)
+            self._bury()
+            first = max(bisect_right(self._begins, begin) - 1, 0)
+            for old in self._begins[first : bisect_left(self._begins, begin + length)]:
+                memory = self._memory[old]
+                if memory.end <= begin:
+                    continue
+                if memory.lives and memory.begin <= begin and begin + length <= memory.end:
+                    return  # a view of it
+                self._forget(memory)
+            memory = self._memory[begin] = Memory(owner, begin, length, self._current, what)
             insort(self._begins, begin)
-            memory = self._memory[begin] = Memory(begin, length, self._current, what)
             weakref.finalize(owner, self._freed, memory).atexit = False
 
-    def _forget(self, begin: int) -> None:
-        del self._memory[begin]
-        del self._begins[bisect_left(self._begins, begin)]
+    def _forget(self, memory: Memory) -> None:
+        if self._memory.get(memory.begin) is memory:
+            del self._memory[memory.begin]
+            del self._begins[bisect_left(self._begins, memory.begin)]
 
     def _freed(self, memory: Memory) -> None:
-        """Note that the stream that has allocated memory may use it again."""
-        with self._lock:
-            if self._memory.get(memory.begin) is memory:
-                self._forget(memory.begin)
-            own, other = memory.stream, 1 - memory.stream
-            # Whichever thread had the last reference: the others have dropped theirs before.
-            if memory.used[other].max(initial=0) > latest(self._streams[own], self._seen_by_any)[other]:
+        """Note that the stream that has allocated memory may use it again.
+
+        Runs at any point of any thread: it waits for no lock, and changes no table.
+        """
+        self._dead.append((memory, self._streams[memory.stream], self._seen_by_any))
+
+    def _bury(self) -> None:
+        """Check the memory that was freed.
+
+        What any thread had waited for counts, as the thread with the last reference is not known: the others have
+        dropped theirs before.
+        """
+        while self._dead:
+            memory, own, seen = self._dead.popleft()
+            other = 1 - memory.stream
+            self._forget(memory)
+            if memory.used[other].max(initial=0) > latest(own, seen)[other]:
                 self._found(f"{memory.what} is freed, while the other stream may still use it")
 
     def _found(self, what: str) -> None:
         stack = [line for line in traceback.format_stack() if "horovod_sparse/" in line][-4:]
         stream = "the exchange's" if self.inside else "the script's"
-        self.races.append(f"on {stream} stream: {what}\n{''.join(stack)}")
+        self._races.append(f"on {stream} stream: {what}\n{''.join(stack)}")
 
     def array_of(self, tensor: torch.Tensor) -> Any:
         self.storage(tensor)
@@ -244,6 +282,18 @@ class StreamOrder(EmulatedDevice):
             order.host_waits()
             count(what)
 
+        def reading(name: str) -> Any:
+            original = getattr(torch.Tensor, name)
+
+            def read(tensor: torch.Tensor, *given: Any, **named: Any) -> Any:
+                for one in _tensors(tensor):  # no operation of torch's, as the tensor is on the host in truth
+                    order.storage(one)
+                    order.access([_span(one)], (), name)
+                    order.host_waits()
+                return original(tensor, *given, **named)
+
+            return read
+
         set_result = torch.futures.Future.set_result
 
         def resolved(future: Any, result: Any) -> None:
@@ -251,6 +301,8 @@ class StreamOrder(EmulatedDevice):
             set_result(future, result)
 
         with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+            for name in ("cpu", "numpy", "tolist"):
+                patch.setattr(torch.Tensor, name, reading(name))
             patch.setattr(torch.futures.Future, "set_result", resolved)
             patch.setattr(array, "_host", property(accessed, host.fset))
             patch.setattr(cupy._stream, "copy", copied)

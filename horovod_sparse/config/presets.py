@@ -35,6 +35,8 @@ class _OfHorovod:
         try:
             from horovod.torch.compression import Compression as OfHorovod
         except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "horovod":
+                raise
             raise ModuleNotFoundError(
                 f"Compression.{self._name} is Horovod's own, and Horovod is not installed: choose 'dense', or install "
                 "it as in docs/install.md",

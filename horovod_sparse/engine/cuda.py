@@ -60,8 +60,8 @@ class CudaDevice(Device):
     def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
         """Make the private stream the current one of torch and CuPy, and torch's allocator that of CuPy."""
         with (
-            # CuPy's context returns to the device before, and would create a context of CUDA's on GPU 0 in threads
-            # that have chosen none; torch's does not.
+            # At its end, CuPy's context selects the device before, which creates a CUDA context on GPU 0 in a thread
+            # that has selected none. Inside torch's, the device before is this one, and torch's creates none.
             torch.cuda.device(self._device),
             cupy.cuda.Device(self._device.index),
             torch.cuda.stream(self._stream),

@@ -68,7 +68,7 @@ class Worker:
         self._undoable = undoable
         self._factor_for = factor_for
         self._devices: set[Device] = set()
-        self._gpu = -1  # the current device of its thread
+        self._gpu = -1  # the one that is current while buckets are exchanged; -1: unchanged
         self._bucket_of: dict[str, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
@@ -83,7 +83,8 @@ class Worker:
             self.step.enter(State.COLLECTING)
         self._devices |= {bucket.device for bucket in buckets}
         gpus = (one.layout.torch_device.index for one in buckets if one.layout.torch_device.type == "cuda")
-        self._gpu = max(self._gpu, next(gpus, -1))
+        if self._gpu < 0:
+            self._gpu = next(gpus, -1)
         self._bucket_of |= {key: bucket for bucket in buckets for key in bucket.layout.keys}
 
     @property
@@ -170,8 +171,7 @@ class Worker:
         if self.step.error is None:
             self.step.last_begun = jobs[0].bucket.layout.number
             try:
-                with torch.cuda.device(self._gpu):
-                    self._exchange(jobs)
+                self._exchange(jobs)
             except BaseException as error:
                 self.step.error = error
         for job in jobs:
@@ -183,7 +183,7 @@ class Worker:
         last = jobs[-1].collected
         last.began = time.perf_counter_ns()  # start time of all these buckets
         try:
-            with process.communicating():
+            with process.communicating(), torch.cuda.device(self._gpu):
                 for job in jobs:
                     self._running = job.bucket
                     self.step.unapplied.append(job.bucket)

@@ -318,7 +318,7 @@ def _device(array: Any) -> str:
     gpu, current = array.device.id, here.device.id
     if gpu != current:
         raise ValueError(
-            f"the array is on GPU {gpu}, but the current one is GPU {current}: make the call in `with array.device`"
+            f"the array is on GPU {gpu}, but GPU {current} is the current one: make the call in `with array.device:`"
         )
     return f"cuda {gpu}"
 

@@ -465,7 +465,10 @@ class Transport(ABC):
         """World ranks of the group's members, by rank in the group."""
 
     def avoid_nccl(self) -> None:  # noqa: B027 - most transports have no NCCL
-        """Let device arrays go through the host where they would go over NCCL, for a script that uses it meanwhile."""
+        """Send device arrays through the host instead of NCCL, which the script uses at the same time.
+
+        To be called before the first exchange.
+        """
 
     def mailboxes(self) -> Transport:
         """Return a transport of the same mailboxes that keeps no connection open, where ``post`` needs none."""

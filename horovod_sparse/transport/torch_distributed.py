@@ -43,7 +43,7 @@ class _Family:
     """Connections that were derived from one, whose collectives all ranks call in the same order.
 
     Attributes:
-        on_host: Whether they do not use NCCL in any case.
+        on_host: Whether they never use NCCL.
     """
 
     on_host = False
@@ -281,7 +281,7 @@ class TorchTransport(Transport):
         return None if isinstance(like, np.ndarray) else self.keep("nccl", lambda: self._connect_gpus(like.device.id))
 
     def _connect_gpus(self, device: int) -> Any:
-        """Return a process group of NCCL; None if a rank has none, uses another, or shares its GPU."""
+        """Return a process group of NCCL; None if a rank lacks NCCL, uses it in another exchange, or shares its GPU."""
         family, usable = self._connection.family, distributed.is_nccl_available() and torch.cuda.is_available()
         with _choosing:
             usable = usable and os.environ.get(VARIABLE) != "0"
@@ -292,7 +292,8 @@ class TorchTransport(Transport):
         gpus = self.allgather_object(str(torch.cuda.get_device_properties(device).uuid) if usable else None)
         if None in gpus or len(set(gpus)) < self.size:
             if not before:
-                _on_nccl.discard(family)
+                with _choosing:
+                    _on_nccl.discard(family)
             return None
         store, kind = job().store(f"{self._connection.name}/nccl"), distributed.ProcessGroupNCCL
         options = kind.Options()

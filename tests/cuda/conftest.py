@@ -10,7 +10,7 @@ collect_ignore = []
 if importlib.util.find_spec("horovod") is None:
     collect_ignore += ["test_optimizer.py"]
 if has_gpu():
-    # These look into the emulation, which has no other GPUs and compiles nothing.
+    # These test the emulation, or patch what a GPU would really do.
     collect_ignore += ["test_calls.py", "test_current_device.py", "test_emulation.py", "test_jit.py"]
     collect_ignore += ["test_stream_order.py"]
 else:

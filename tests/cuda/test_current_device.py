@@ -60,6 +60,6 @@ def test_arrays_on_another_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     array, other = on_device(np.ones(4, np.float32)), on_device(np.ones(4, np.float32))
     gpus = property(lambda one: SimpleNamespace(id=int(one is other)))
     monkeypatch.setattr(cupy.ndarray, "device", gpus)
-    with pytest.raises(ValueError, match=r"on GPU 1, but the current one is GPU 0: make the call in"):
+    with pytest.raises(ValueError, match=r"on GPU 1, but GPU 0 is the current one: make the call in"):
         average(other)
     assert average(array).size == 4

@@ -125,7 +125,7 @@ def train(
                 optimizer.step()
             state()
     script, exchange = order.operations
-    assert everywhere(comm, script > 100 and (exchange > 10 or comm.Get_size() == 1))
+    assert everywhere(comm, script > 100 and (exchange > 10 or comm.Get_size() == 1) and order.known > 100)
     assert everywhere(comm, not order.races), "\n".join(order.races[:3])
 
 
@@ -191,3 +191,68 @@ STREAMED = [{"fragments": 3, "delay": 2}, {}, {"fragments": 2, "delay": 3, "alph
 @pytest.mark.parametrize(("settings", "spec"), mostly_nightly(STREAMED, [SPECS[0], SPECS[1], "dense"]))
 def test_local_steps(comm: Any, order: StreamOrder, settings: Any, spec: str) -> None:
     train(comm, order, local(**settings), spec)
+
+
+# --- what is found ---
+
+
+def add_one(order: StreamOrder, x: torch.Tensor, marked: bool = True) -> None:
+    with order.work([order.mark(order.stream())] if marked else ()):
+        x.add_(1)
+
+
+def found(use: Callable[[StreamOrder, torch.Tensor], Any]) -> list[str]:
+    """Return what is found when the script has written a tensor and then does something with it."""
+    order = StreamOrder()
+    with order.watching():
+        use(order, torch.ones(100))
+    return [race.partition(",")[0] for race in order.races]
+
+
+def test_what_has_an_order_is_no_race() -> None:
+    def use(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, x)
+        order.follow()
+        x.mul_(2)
+        add_one(order, x)
+        assert order.known > 3
+        with order.work():
+            x.sum().item()  # which waits
+        x.mul_(2)
+
+    assert found(use) == []
+
+
+def test_missing_orders_are_found() -> None:
+    def without_mark(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, x, marked=False)
+        order.follow()
+
+    def without_follow(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, x)
+        torch._foreach_mul_([x], 2)
+        order.follow()
+
+    def read_by_the_host(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, x)
+        x.numpy()
+        order.follow()
+
+    def freed(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, torch.ones(7))
+
+    what = "memory of a tensor of (100"
+    assert found(without_mark) == [f"on the exchange's stream: aten.add_.Tensor writes {what}"]
+    assert found(without_follow) == [f"on the script's stream: aten._foreach_mul_.Scalar writes {what}"]
+    assert found(read_by_the_host) == [f"on the script's stream: numpy reads {what}"]
+    assert "memory of a tensor of (7" in found(freed)[0]
+    assert "is freed" not in "".join(found(without_mark))
+
+
+def test_parts_of_a_tensor_have_orders_of_their_own() -> None:
+    def use(order: StreamOrder, x: torch.Tensor) -> None:
+        add_one(order, x[:51])
+        x[51:].mul_(2)
+        order.follow()
+
+    assert found(use) == []

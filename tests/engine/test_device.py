@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from horovod_sparse.engine import device
 from horovod_sparse.engine.device import Device, device_of, real_dtype
 
 
@@ -45,6 +46,7 @@ def test_threads_that_ask_at_the_same_time_get_one_device(monkeypatch):
         def __init__(self, _):
             time.sleep(0.05)
 
+    monkeypatch.setattr(device, "_devices", {})
     monkeypatch.setitem(sys.modules, "horovod_sparse.engine.cuda", SimpleNamespace(CudaDevice=Slow))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(device_of, [torch.device("cuda", 77)] * 4))

@@ -77,7 +77,8 @@ def test_all_tests_of_the_device_are_collected_on_a_machine_with_a_gpu(tmp_path:
     folders = sorted({word for step in STEPS for word in step.command.split() if re.fullmatch(r"tests/\w+", word)})
     assert "tests/cuda" in folders
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *folders]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    libraries = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("LD_LIBRARY_PATH")]))
+    environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
     collected = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert collected.returncode == 0, collected.stdout
     for file in ("on_gpu", "nccl", "every_kernel", "worker", "front_ends"):

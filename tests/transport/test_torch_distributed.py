@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,6 +87,7 @@ def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, mo
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch_distributed.torch.cuda, "is_available", lambda: not (without and rank == size - 1))
     monkeypatch.setattr(distributed, "ProcessGroupNCCL", kind, raising=False)
+    monkeypatch.setattr(torch_distributed, "_on_nccl", weakref.WeakSet())
     connection = torch_transport.duplicate()
     found = connection._connect_gpus(0)
     assert everywhere(torch_transport, (found is None) == (without or (shared and size > 1)))
@@ -95,8 +97,14 @@ def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, mo
     # A part of the connection may use it, too, but no connection that another exchange calls at the same time.
     assert everywhere(torch_transport, (connection.duplicate()._connect_gpus(0) is None) == (found is None))
     other = TorchTransport.of(range(size)).connect()
-    assert everywhere(torch_transport, other._connect_gpus(0) is None or found is None)
+    if found is not None:
+        assert everywhere(torch_transport, other._connect_gpus(0) is None)
     torch_distributed._on_nccl.clear()
+    of_another = torch_distributed._Family()
+    if rank == 0:
+        torch_distributed._on_nccl.add(of_another)
+    assert everywhere(torch_transport, other._connect_gpus(0) is None)
+    torch_distributed._on_nccl.discard(of_another)
     assert everywhere(torch_transport, (other._connect_gpus(0) is None) == (found is None))
     torch_distributed._on_nccl.clear()
     other.avoid_nccl()

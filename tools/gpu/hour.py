@@ -32,7 +32,7 @@ from tools.mpitest import mpi_environment
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = re.compile(r"torch|cupy-cuda\w+|numpy|mpi4py|pytest|nvidia-(nccl|cuda-nvrtc)-?\w*")
 NEEDED = (
-    *("cupy", "matplotlib", "ml_dtypes", "mpi4py", "sklearn", "torch", "tqdm"),
+    *("cupy", "joblib", "matplotlib", "ml_dtypes", "mpi4py", "scipy", "sklearn", "threadpoolctl", "torch", "tqdm"),
     *("hypothesis", "pytest", "pytest_mpi", "pytest_timeout", "xdist"),
 )
 
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found, output = cards(), options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     if missing := [name for name in NEEDED if not find_spec(name)]:
-        print(f"steps will fail, as these modules are not installed: {', '.join(missing)}", flush=True)
+        print(f"steps may fail, as these modules are not installed: {', '.join(missing)}", flush=True)
     ended: list[Ended] = []
     for group in PARTS[options.part]():
         chosen = [step for step in group if not options.only or step.name in options.only]

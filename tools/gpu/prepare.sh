@@ -7,7 +7,8 @@
 #            ARCHS      compute capabilities of the GPUs ("90")
 #            CUPY       the CuPy package of the GPU machine (cupy-cuda13x==14.2.0)
 #            NVRTC      its compiler, whose version must be the same there (nvidia-cuda-nvrtc==13.0.88)
-#            WHEELS     packages that the GPU machine lacks ("scikit-learn"); their dependencies must be named, too
+#            WHEELS     packages that the GPU machine lacks ("scikit-learn", where it has SciPy, joblib, narwhals and
+#                       threadpoolctl); name their missing dependencies, too
 #            GPU_VENV   environment with these two, which is made if it is missing (.venv-gpu)
 set -euo pipefail
 

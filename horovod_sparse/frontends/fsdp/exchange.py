@@ -160,7 +160,7 @@ class ReplicaExchange(ModelExchange):
         assert p.grad is not None
         shard = shard_of(p.grad)
         if p.device_mesh.device_type == "cuda" and not shard.is_cuda:
-            torch.cuda.current_stream().synchronize()  # on which FSDP copies it to the host, pinned, without waiting
+            torch.cuda.current_stream().synchronize()  # older torch copies it to pinned memory without waiting
         self._submit(name, shard)
 
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:

@@ -255,8 +255,8 @@ class ShardedExchange(ModelExchange):
         for name, source in sources.items():
             parameter = unit.parameters[name]
             if parameter.small:
-                if rows.is_cuda:  # FSDP frees them when it has reduced other parameters
-                    rows.record_stream(torch.cuda.current_stream())
+                if rows.is_cuda:  # FSDP frees them after an event that it has recorded before the copy
+                    rows.record_stream(torch.cuda.current_stream(rows.device))
                 own = rows[:, source : source + parameter.width]
                 self._submit_small(parameter, own.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
             else:

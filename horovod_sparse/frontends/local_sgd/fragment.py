@@ -71,7 +71,7 @@ class Fragment:
         self.apart: set[torch.Tensor] = set()
         self.stepped = False
         self.transfer: Transfer | None = None
-        self._saved: dict[torch.Tensor, Mark] = {}  # when the common parameters were
+        self._saved: dict[torch.Tensor, Mark] = {}  # after ``common`` was written
         self._outer = outer
         self._schedule = schedule
         self._thread = process.background("horovod_sparse_transfer", CALL)
@@ -99,10 +99,13 @@ class Fragment:
     def save(self, p: torch.Tensor) -> None:
         """Take a parameter's values as the common ones, from which ranks now move apart."""
         values = shard_of(p.detach())
-        self.common[p] = self.common[p].copy_(values) if p in self.common else values.clone()
-        device = device_of(p.device)
-        self._saved[p] = device.mark(device.stream())
+        self.take_common(p, self.common[p].copy_(values) if p in self.common else values.clone())
         self.base.pop(p, None)
+
+    def take_common(self, p: torch.Tensor, values: torch.Tensor) -> None:
+        """Take values as the common ones of a parameter, from which this rank's differ."""
+        device = device_of(p.device)
+        self.common[p], self._saved[p] = values, device.mark(device.stream())
         self.apart.add(p)
 
     def velocity_of(self, p: torch.Tensor) -> torch.Tensor:
@@ -181,11 +184,12 @@ class Fragment:
 
     def _digest_at_start(self, p: torch.Tensor) -> str:
         """Return the digest of a parameter's common values, before the outer step; during local steps, too."""
-        digest = "" if p in self.apart else digest_of(shard_of(p.detach()))
         if p not in self.apart:
-            return digest
+            digest = digest_of(shard_of(p.detach()))
+            if p not in self.apart:
+                return digest
         # A step that has moved the parameter meanwhile has saved it before.
-        with device_of(p.device).work(after=[self._saved[p]] if p in self._saved else ()):
+        with device_of(p.device).work(after=[self._saved[p]]):
             return digest_of(self.common[p])
 
     @torch.no_grad()

@@ -164,8 +164,7 @@ class LocalState:
             if velocity is not None:
                 fragment.velocity[p] = shard_of(velocity).clone()  # torch loads tensors without a copy
             if common is not None and moved:
-                fragment.common[p] = shard_of(common).clone()  # state_dict() may have returned the parameter itself
-                fragment.apart.add(p)
+                fragment.take_common(p, shard_of(common).clone())  # state_dict() may have returned the parameter itself
             if p in state and not entry:
                 del state[p]
         self._begins_from_common = schedule.keeps_own
