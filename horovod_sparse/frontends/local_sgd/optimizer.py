@@ -203,7 +203,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         settings = (local_steps, compression, outer, schedule, transport)
         agree_on(transport, lambda: _facts(optimizer, named, settings, stall))
         transports = [transport, *filter(None, (transport_of(process_set) for _ in range(1, fragments)))]
-        # Fragments may be in flight together, and FSDP uses NCCL beside an exchange with a delay.
+        # Fragments may be in flight together, and FSDP uses NCCL during an exchange with a delay.
         of_fsdp = any(shard_of(p) is not p for p in parameters_in(optimizer))
         for one in transports[not of_fsdp :]:
             one.avoid_nccl()
