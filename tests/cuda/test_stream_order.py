@@ -193,6 +193,15 @@ def test_local_steps(comm: Any, order: StreamOrder, settings: Any, spec: str) ->
     train(comm, order, local(**settings), spec)
 
 
+def test_a_state_that_is_loaded_in_a_round(comm: Any, order: StreamOrder) -> None:
+    """The first exchange compares common parameters that come from the state."""
+
+    def reload(model: nn.Module, optimizer: Any, backward: Callable[[], None]) -> None:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    train(comm, order, local(), SPECS[0], again=reload)
+
+
 # --- what is found ---
 
 
