@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -142,7 +143,7 @@ def clip(model: nn.Module, optimizer: Any, backward: Callable[[], None]) -> None
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
-GLOBAL = [with_horovod, with_ddp, with_replicas]
+GLOBAL = [*([with_horovod] if find_spec("horovod") else []), with_ddp, with_replicas]
 
 
 @pytest.fixture
